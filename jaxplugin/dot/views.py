@@ -30,8 +30,8 @@ from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
-from jaxplugin.plugins import adapters
 from jaxplugin.plugins import records
+from jaxplugin.plugins import registry
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -498,7 +498,7 @@ def _notes(
 
 
 def _emit(
-  adapter: adapters.Adapter[problems.DotProblem],
+  adapter: registry.Adapter[problems.DotProblem],
   config: dict[str, decisions.Scalar],
   call: calls.DotCall,
   problem: problems.DotProblem,
@@ -524,7 +524,7 @@ def _emit(
   return result.reshape(call.shape)
 
 
-INTERFACE: Final = adapters.Interface(
+INTERFACE: Final = registry.Interface(
   operation=sides.WHO,
   problem_of=problem_of,
   emit=_emit,

@@ -20,7 +20,6 @@ from jaxplugin.dot import views
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import dot_variants
 from jaxplugin.lab.bench.peers import variants
-from jaxplugin.plugins import adapters
 from jaxplugin.plugins import records
 from jaxplugin.plugins import registry
 from jaxplugin.tables import matching
@@ -559,7 +558,7 @@ class MeasuredTest(BackendTestCase):
 
   def source(self, origin):
     found = records.UsableBackend(backend=backend(), origin=origin)
-    made = adapters._adapted(views.INTERFACE, found, None)
+    made = registry._adapted(views.INTERFACE, found, None)
     return made.tunable.source(CPU)
 
   def test_a_measurement_is_of_a_version_of_its_distribution(self):

@@ -22,7 +22,7 @@ from jaxplugin.dot import primitive
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.jaxext import exports_private
 from jaxplugin.kernels.cpu import library
-from jaxplugin.plugins import adapters
+from jaxplugin.plugins import registry
 from jaxplugin.quantization import dequantization
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.ragged import primitive as ragged_primitive
@@ -113,7 +113,7 @@ def export(
   checks = [
     *map(
       jax.export.DisabledSafetyCheck.custom_call,
-      (*CALL_TARGETS, *adapters.call_targets()),
+      (*CALL_TARGETS, *registry.call_targets()),
     ),
     *disabled_checks,
   ]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backends of other packages: how they are found and called.
 
-`records` defines their interface. `discovery` and `registry` find them, and
-`adapters` adds them to the table of an operation. The operation's module
-`views` defines the problems and calls that they are passed.
+`records` defines their interface. `discovery` finds them, and `registry` adds
+them to the table of an operation. The operation's module `views` defines the
+problems and calls that they are passed.
 """

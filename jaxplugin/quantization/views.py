@@ -15,7 +15,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.plugins import adapters
+from jaxplugin.plugins import registry
 from jaxplugin.quantization import problems
 
 
@@ -163,7 +163,7 @@ def _quantize_refusal(problem: problems.QuantizationProblem) -> str:
 
 
 def _quantize(
-  adapter: adapters.Adapter[problems.QuantizationProblem],
+  adapter: registry.Adapter[problems.QuantizationProblem],
   config: dict[str, decisions.Scalar],
   x: jax.Array,
   global_scale: jax.Array | None,
@@ -213,7 +213,7 @@ def _dequantize_problem_of(
 
 
 def _dequantize(
-  adapter: adapters.Adapter[problems.DequantizationProblem],
+  adapter: registry.Adapter[problems.DequantizationProblem],
   config: dict[str, decisions.Scalar],
   values: jax.Array,
   scale: jax.Array,
@@ -237,13 +237,13 @@ def _dequantize(
   return adapter.emit_array(view, problem.out_dtype, view.problem.shape)
 
 
-QUANTIZE: Final = adapters.Interface(
+QUANTIZE: Final = registry.Interface(
   operation="quantize",
   problem_of=_quantize_problem_of,
   emit=_quantize,
   refusal=_quantize_refusal,
 )
-DEQUANTIZE: Final = adapters.Interface(
+DEQUANTIZE: Final = registry.Interface(
   operation="dequantize",
   problem_of=_dequantize_problem_of,
   emit=_dequantize,

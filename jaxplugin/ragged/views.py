@@ -14,7 +14,7 @@ from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.dot import views
-from jaxplugin.plugins import adapters
+from jaxplugin.plugins import registry
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import problems
@@ -109,7 +109,7 @@ def _problem_of(problem: problems.RaggedDotProblem) -> RaggedProblem:
 
 
 def _emit(
-  adapter: adapters.Adapter[problems.RaggedDotProblem],
+  adapter: registry.Adapter[problems.RaggedDotProblem],
   config: dict[str, decisions.Scalar],
   call: calls.RaggedDotCall,
   problem: problems.RaggedDotProblem,
@@ -124,7 +124,7 @@ def _emit(
   return adapter.emit_array(view, view.dtype, view.shape)
 
 
-INTERFACE: Final = adapters.Interface(
+INTERFACE: Final = registry.Interface(
   operation=problems.WHO,
   problem_of=_problem_of,
   emit=_emit,

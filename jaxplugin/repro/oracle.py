@@ -24,12 +24,12 @@ import ml_dtypes
 import numpy as np
 
 from jaxplugin.arrays import layouts
+from jaxplugin.core import formats
 from jaxplugin.dot import arguments
 from jaxplugin.dot import calls
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
 from jaxplugin.quantization import problems
-from jaxplugin.quantization import reference as quantization_reference
 from jaxplugin.ragged import calls as ragged
 from jaxplugin.ragged import epilogue
 
@@ -425,14 +425,14 @@ def quantized(
   for i, b in enumerate(problem.blockings):
     scale: Any = None
     if problem.computes_global_scale:
-      scale = quantization_reference.global_scale_of(x, format)
+      scale = global_scale_of(x, format)
     elif len(arrays) > 1:
       given = np.asarray(arrays[1]).astype(np.float32)
       scale = given[i] if given.ndim else given[()]
     last = np.moveaxis(x, b.axis(), -1)
     padding = -last.shape[-1] % b.multiple
     last = np.pad(last, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
-    codes, scales = quantization_reference.quantize_rows(
+    codes, scales = quantize_rows(
       last.reshape(-1, last.shape[-1]), format, scale
     )
     stored = codes.view(np.uint8) if format.is_fp6 else codes
@@ -445,3 +445,44 @@ def quantized(
     if problem.computes_global_scale:
       found.append(np.asarray(scale))
   return found
+
+
+# A second implementation of quantization, in NumPy.
+
+
+def global_scale_of(
+  x: np.ndarray, format: formats.BlockFormat
+) -> np.float32 | None:
+  """Returns the global scale of nonzero `x`; None if the format has none."""
+  if not format.has_global_scale:
+    return None
+  largest = format.scale_encoding.max * format.values_encoding.max
+  return np.float32(np.abs(x).max() / np.float32(largest))
+
+
+def quantize_rows(
+  x: np.ndarray, format: formats.BlockFormat, global_scale: np.float32 | None
+) -> tuple[np.ndarray, np.ndarray]:
+  """Quantizes finite f32[rows, k] as `quantization.quantize` does.
+
+  Returns:
+    Values and scale in the format's dtypes.
+  """
+  blocks = x.reshape(len(x), -1, format.block_size)
+  amax = np.abs(blocks).max(axis=-1, keepdims=True)
+  largest = format.values_encoding.max
+  if format.scale_is_power_of_two:
+    exponent = np.frexp(amax)[1] - 1 - format.values_encoding.max_exponent
+    exceeds = amax.astype(np.float64) > np.ldexp(largest, exponent)
+    exponent = np.where(amax == 0, -formats.E8M0_BIAS, exponent + exceeds)
+    exponent = np.clip(exponent, -formats.E8M0_BIAS, formats.E8M0_BIAS)
+    scale = (exponent + formats.E8M0_BIAS).astype(np.uint8).view(formats.E8M0)
+    quotient = np.ldexp(blocks.astype(np.float64), -exponent)
+  else:
+    number = np.float32(1) if global_scale is None else global_scale
+    scale = (amax / np.float32(largest) / number).astype(format.scale_dtype)
+    step = scale.astype(np.float32) * number
+    quotient = blocks / np.where(step == 0, np.float32(np.inf), step)
+  values = np.clip(quotient, -largest, largest).astype(np.float32)
+  values = values.astype(format.values_dtype).reshape(x.shape)
+  return values, scale[..., 0]

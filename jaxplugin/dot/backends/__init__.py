@@ -34,7 +34,6 @@ from jaxplugin.dot.backends import triton
 from jaxplugin.dot.backends import xla
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.operation import choice
-from jaxplugin.plugins import adapters
 from jaxplugin.plugins import discovery
 from jaxplugin.plugins import registry
 from jaxplugin.tables import matching
@@ -51,7 +50,7 @@ registry.reserve(NAMES)
 
 def table() -> dict[str, Backend]:
   """Returns `BACKENDS` and plugin backends, which the first call loads."""
-  return BACKENDS | adapters.table(views.INTERFACE)
+  return BACKENDS | registry.table(views.INTERFACE)
 
 
 OPERATION: Final[matching.MeasuredOperation[problems.DotProblem]] = (

@@ -13,7 +13,7 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot.backends import modelled
-from jaxplugin.plugins import adapters
+from jaxplugin.plugins import registry
 from jaxplugin.tables import resolution
 from jaxplugin.testing import dot_problems
 
@@ -232,7 +232,7 @@ class ModelledTest(parameterized.TestCase):
       backends.BACKENDS["triton"], name="first", rank=lambda target: 0
     )
     with mock.patch.object(
-      adapters, "table", lambda interface: {"first": first}
+      registry, "table", lambda interface: {"first": first}
     ):
       decision = chosen(asked, H200)
     self.assertEqual(decision.implementation, "first")

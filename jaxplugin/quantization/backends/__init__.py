@@ -22,7 +22,7 @@ from jaxplugin.core import decisions
 from jaxplugin.core import extents
 from jaxplugin.core import targets
 from jaxplugin.operation import choice
-from jaxplugin.plugins import adapters
+from jaxplugin.plugins import registry
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import views
@@ -44,7 +44,7 @@ QUANTIZE_OPERATION: Final[
   name="quantize",
   fields_of=problems.fields_of,
   problem_of=problems.problem_of,
-  backends=lambda: QUANTIZE | adapters.table(views.QUANTIZE),
+  backends=lambda: QUANTIZE | registry.table(views.QUANTIZE),
 )
 DEQUANTIZE_OPERATION: Final[
   matching.MeasuredOperation[problems.DequantizationProblem]
@@ -52,7 +52,7 @@ DEQUANTIZE_OPERATION: Final[
   name="dequantize",
   fields_of=problems.dequantize_fields_of,
   problem_of=problems.dequantize_problem_of,
-  backends=lambda: DEQUANTIZE | adapters.table(views.DEQUANTIZE),
+  backends=lambda: DEQUANTIZE | registry.table(views.DEQUANTIZE),
 )
 
 

@@ -17,7 +17,7 @@ from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.operation import choice
-from jaxplugin.plugins import adapters
+from jaxplugin.plugins import registry
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import problems
@@ -37,7 +37,7 @@ _SIZES: Final = ("groups", "m", "n", "k")
 OPERATION: Final = dot_problems.measured(
   problems.RaggedDotProblem,
   problems.WHO,
-  lambda: BACKENDS | adapters.table(views.INTERFACE),
+  lambda: BACKENDS | registry.table(views.INTERFACE),
   what="the ragged dot",
   sizes=_SIZES,
   words={

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxplugin.core import formats
 from jaxplugin.lab.bench.libraries import worker
-from jaxplugin.quantization import reference
+from jaxplugin.repro import oracle
 
 PACKAGES: Final = ("openvino",)
 _MXFP4: Final = "mxfp4"
@@ -87,7 +87,7 @@ class OpenVino:
 
 def _mxfp4(ov: Any, opset: Any, type_: str, rhs: np.ndarray) -> Any:
   n, k = rhs.shape
-  values, scale = reference.quantize_rows(rhs, formats.MXFP4, None)
+  values, scale = oracle.quantize_rows(rhs, formats.MXFP4, None)
   blocks = values.reshape(n, -1, worker.BLOCK)
   scale = scale[..., None]
   weights = blocks.astype(np.float32) * scale.astype(np.float32)

@@ -21,7 +21,7 @@ from jaxplugin.dot import reference
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import decoder_model
 from jaxplugin.lab.bench.peers import verification
-from jaxplugin.quantization import reference as quantization_reference
+from jaxplugin.repro import oracle
 
 # Bound of XLA's f32 operations between two matmuls, such as sums and
 # exponentials.
@@ -161,10 +161,8 @@ def quantized(format: Any) -> Rounded:
   """Returns the `Rounded` of a variant that quantizes to `format`."""
 
   def rounded(x: np.ndarray) -> np.ndarray:
-    global_scale = quantization_reference.global_scale_of(x, format)
-    values, scale = quantization_reference.quantize_rows(
-      x, format, global_scale
-    )
+    global_scale = oracle.global_scale_of(x, format)
+    values, scale = oracle.quantize_rows(x, format, global_scale)
     if format.is_fp6:
       values = values.view(np.uint8)
     exact = reference.oracle_dequantize(values, scale, format)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import reference
-from jaxplugin.quantization import reference as quantization_reference
+from jaxplugin.repro import oracle
 
 # Bounds in units of sum(|a * b|). The package documents `OURS_BOUND`. Peers do
 # not document bounds, so `PEER_BOUND` only finds wrong results. It allows 256
@@ -184,14 +184,12 @@ def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
   rows = some(len(x), _MAX_ROWS)
   format = result.format
   result = result.unpack()
-  global_scale = quantization_reference.global_scale_of(x, format)
+  global_scale = oracle.global_scale_of(x, format)
   if global_scale is not None:
     given = np.asarray(result.global_scale).item()
     if given != global_scale:
       raise WrongResultError(f"global scale {given}, expected {global_scale}")
-  values, scale = quantization_reference.quantize_rows(
-    x[rows], format, global_scale
-  )
+  values, scale = oracle.quantize_rows(x[rows], format, global_scale)
   for name, got, expected in (
     ("scale ", result.scale, scale),
     ("values ", result.values, values),
