@@ -24,7 +24,7 @@ from jaxplugin.dot import problems
 from jaxplugin.dot import rules
 from jaxplugin.dot import sharding
 from jaxplugin.dot import sides
-from jaxplugin.dot.autodiff import straight_through
+from jaxplugin.dot import straight_through
 from jaxplugin.operation import choice
 from jaxplugin.quantization import out_format as out_format_lib
 from jaxplugin.quantization import quantized_results

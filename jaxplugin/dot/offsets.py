@@ -32,10 +32,10 @@ from jaxplugin.core import formats
 from jaxplugin.dot import arguments
 from jaxplugin.dot import backends
 from jaxplugin.dot import calls
+from jaxplugin.dot import derivatives
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
-from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.dot.backends import cpu
 from jaxplugin.dot.backends import cpu_configs
 from jaxplugin.jaxext import tangents

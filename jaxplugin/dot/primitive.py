@@ -24,10 +24,10 @@ from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import calls
+from jaxplugin.dot import derivatives
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import sharding
 from jaxplugin.dot import sides
-from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import program
 from jaxplugin.operation import choice
 from jaxplugin.operation import primitive as operation_primitive

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`block_scaled_dot` under JAX's transformations: the same as the plain call.
 
-Control flow, `vmap`, export, and many rows. The tests of `autodiff` cover
+Control flow, `vmap`, export, and many rows. The tests of derivatives cover
 derivatives, those of sharding `shard_map`.
 """
 

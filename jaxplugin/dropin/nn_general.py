@@ -29,10 +29,10 @@ from jaxplugin.core import blocking
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.dot import backends
+from jaxplugin.dot import derivatives
 from jaxplugin.dot import reference
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
-from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.dropin import nn_operands
 from jaxplugin.jaxext import tangents
 

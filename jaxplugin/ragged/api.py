@@ -22,7 +22,7 @@ from jaxplugin.dot import guards
 from jaxplugin.dot import offsets
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
-from jaxplugin.dot.autodiff import straight_through as dot_straight_through
+from jaxplugin.dot import straight_through as dot_straight_through
 from jaxplugin.operation import alternatives
 from jaxplugin.operation import choice
 from jaxplugin.operation import primitive as operation_primitive

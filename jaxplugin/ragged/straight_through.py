@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ragged_dot` of operands with straight-through gradients.
 
-As in `dot/autodiff/straight_through.py`, the result is the same as without
+As in `dot/straight_through.py`, the result is the same as without
 surrogates. The derivative by a surrogate is that of the ragged dot of the
 surrogate and the quantized other operand. If the other operand has a surrogate
 too, higher-order derivatives use it.
@@ -23,7 +23,7 @@ from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.dot import guards
 from jaxplugin.dot import sides
-from jaxplugin.dot.autodiff import straight_through
+from jaxplugin.dot import straight_through
 from jaxplugin.jaxext import tangents
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue

@@ -24,9 +24,9 @@ from jaxplugin.core import error_context
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.dot import arguments as dot_arguments
+from jaxplugin.dot import derivatives
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
-from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.ragged import api as ragged_api
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import general

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from jaxplugin.dot import derivatives
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
-from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.quantization import arguments

@@ -35,11 +35,11 @@ from jax.extend import core as extend_core
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
+from jaxplugin.dot import derivatives
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import guards
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
-from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import linear_calls
 from jaxplugin.jaxext import tangents
 
