@@ -25,7 +25,6 @@ from jaxplugin.operation import choice
 from jaxplugin.quantization import arguments
 from jaxplugin.stablehlo import module_calls
 from jaxplugin.stablehlo import module_functions
-from jaxplugin.stablehlo import module_match
 from jaxplugin.stablehlo import module_parsing
 from jaxplugin.stablehlo import modules
 
@@ -280,7 +279,7 @@ class _Rewriter:
         lowering.stablehlo(), operation.context, lowering.name
       )
     emitted = self._emitted[call]
-    if module_match.is_emitted(operation, call, emitted):
+    if module_functions.is_emitted(operation, call, emitted):
       return result
     with operation.context, operation.location, ir.InsertionPoint(operation):
       table = _symbol_table(operation)

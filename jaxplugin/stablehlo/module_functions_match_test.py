@@ -6,7 +6,7 @@
 from absl.testing import parameterized
 
 from jaxplugin.stablehlo import module_calls
-from jaxplugin.stablehlo import module_match
+from jaxplugin.stablehlo import module_functions
 from jaxplugin.stablehlo import modules
 
 A, B = "tensor<128x96xf8E4M3FN>", "tensor<128x4xf8E8M0FNU>"
@@ -35,7 +35,7 @@ def module(before="", operands="%a, %b, %c, %d, %g", after="", result="%0#0"):
 
 
 def is_emitted(there, emitted):
-  """Returns `module_match.is_emitted` for the only call of a module."""
+  """Returns `module_functions.is_emitted` for the only call of a module."""
   (operation,) = (
     operation
     for operation in modules.walk(there.operation)
@@ -43,7 +43,7 @@ def is_emitted(there, emitted):
   )
   call = module_calls.read(operation)
   emitted = modules.imported(emitted, there.context)
-  return module_match.is_emitted(operation, call, emitted)
+  return module_functions.is_emitted(operation, call, emitted)
 
 
 class MatchTest(parameterized.TestCase):

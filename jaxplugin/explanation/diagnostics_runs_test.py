@@ -5,10 +5,10 @@
 
 from absl.testing import absltest
 
-from jaxplugin.stablehlo import module_runs
+from jaxplugin.explanation import diagnostics
 from jaxplugin.stablehlo import modules
 
-Run = module_runs.Run
+Run = diagnostics.Run
 # @f runs twice unconditionally and once in a branch, @g twice in each @f, @h in
 # a loop. Nothing calls @unused. @left and @right only call each other.
 TEXT = """module {
@@ -66,7 +66,7 @@ class RunsTest(absltest.TestCase):
     source = modules.read(TEXT)
     found = {
       operation.name.removeprefix("stablehlo."): dict(runs)
-      for operation, runs in module_runs.find(source)
+      for operation, runs in diagnostics.runs_of(source)
     }
     branch = Run(is_conditional=True)
     self.assertEqual(found["sine"], {Run(): 1})
@@ -80,7 +80,7 @@ class RunsTest(absltest.TestCase):
     self.assertEqual(
       [
         operation.name
-        for operation, _ in module_runs.find(source)
+        for operation, _ in diagnostics.runs_of(source)
         if operation.name != "func.func"
       ],
       [
