@@ -3,7 +3,7 @@
 """Checks results before they are timed, in NumPy and f64.
 
 The checks do not use the measured code. `ml_dtypes` decodes the operands, and
-`quantization.reference` quantizes.
+`oracle` quantizes.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def relative_error(result: Any, lhs: Any, rhs: Any) -> float:
 def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
   """Raises WrongResultError unless a sample of rows has the expected bits.
 
-  `quantization.reference` computes the expected bits.
+  `oracle` computes the expected bits.
 
   Args:
     result: `x`, quantized along its last axis with scales rounded up.
