@@ -87,7 +87,7 @@ def measure(
 
   import jaxplugin as jp
   from jaxplugin.lab.compilation import deviceless
-  from jaxplugin.testing.oracles import hlo_traffic
+  from jaxplugin.lab.compilation import traffic
 
   target = jp.named_target("b200")
   mesh = deviceless.mesh(target, (devices,), ("x",))
@@ -117,13 +117,12 @@ def measure(
   if format not in PLAIN:
     both = compiled(lambda x: jp.quantize_both(x, format), spec)
     share = size * size * dtype.itemsize / devices
-    kernels = hlo_traffic.kernels(both.as_text())
-    moved = sum(num_bytes for _, num_bytes in kernels) / share
+    moved = traffic.num_bytes(traffic.of_compiled(both)) / share
   return Compiled(
     format=format,
     cpu_s=cpu_s,
     peak_bytes=peak,
-    kernels=len(hlo_traffic.kernels(step.as_text())),
+    kernels=len(traffic.of_compiled(step)),
     moved=moved,
   )
 

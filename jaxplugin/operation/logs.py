@@ -235,6 +235,11 @@ _log_once = functools.lru_cache(maxsize=_REMEMBERED)(_log)
 
 
 def scope(problem: Any, implementation: str) -> str:
-  """Returns the name of a call in profiles: its formats and its backend."""
+  """Returns the name of a call in profiles: its formats and its backend.
+
+  A prologue comes first: "rms_norm of bfloat16 to mxfp8 by triton".
+  """
   without_sizes = re.sub(r"\[[^]]*\]", "", str(problem))
-  return f"{without_sizes.partition(',')[0]} by {implementation}"
+  name = f"{without_sizes.partition(',')[0]} by {implementation}"
+  prologue = getattr(problem, "prologue", None)
+  return name if prologue is None else f"{prologue.function} of {name}"

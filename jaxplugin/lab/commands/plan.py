@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`plan`: counts what a sharded model sends between GPUs, and its memory."""
+"""`plan`: counts a model's bytes between GPUs, or those of its kernels."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   command.add_argument(
     "--layout",
     action="append",
-    required=True,
+    default=[],
     metavar="LAYOUT",
     help="sizes of the mesh axes dp, fsdp, ep (experts) and tp, and sp to split"
     " the sequence over tp: fsdp=128,tp=8,sp; may be repeated",
@@ -52,6 +52,14 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     default=_DEFAULT_FORMATS,
     metavar="LIST",
     help=f"formats to compare with the first; default: {_DEFAULT_FORMATS}",
+  )
+  arguments.add_switches(
+    command,
+    {
+      "--traffic": "instead of collectives, count the kernels of one device and"
+      " the bytes that they read and write, with norms and activations that are"
+      " separate and that write quantized results (fused); needs a model"
+    },
   )
   model = command.add_argument_group("a model")
   arguments.add_options(
@@ -95,7 +103,8 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     "NAME",
     {
       "--target": "an NVIDIA GPU"
-      f" ({', '.join(arguments.gpu_names('cuda'))}); default: b200"
+      f" ({', '.join(arguments.gpu_names('cuda'))}), or cpu for --traffic;"
+      " default: b200"
     },
     default="b200",
   )
@@ -111,12 +120,20 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-  if targets.named_target(args.target).platform != "cuda":
+  if args.traffic == bool(args.layout):
+    raise ValueError(
+      "plan: --layout or --traffic must be given, got"
+      f" {'both' if args.traffic else 'neither'}. Pass one of them"
+    )
+  if args.traffic and args.target == "cpu":
+    target = targets.detect_target("cpu")
+  elif targets.named_target(args.target).platform == "cuda":
+    target = targets.named_target(args.target, cudnn=args.cudnn)
+  else:
     raise ValueError(
       "plan: --target must be an NVIDIA GPU"
       f" ({', '.join(arguments.gpu_names('cuda'))}), got {args.target!r}"
     )
-  target = targets.named_target(args.target, cudnn=args.cudnn)
   chosen = [layouts.parse(text) for text in args.layout]
   formats = [item.strip().lower() for item in args.formats.split(",")]
   for format in formats:
@@ -126,6 +143,9 @@ def _run(args: argparse.Namespace) -> int:
   make = _of_function if functions.is_function(args.source) else _of_model
   found = []
   count = len(chosen) * len(formats) * (2 if args.microbatches else 1)
+  if args.traffic:
+    make = _of_traffic
+    count = sum(map(len, (_passes(formats, trains) for trains in _TRAINS)))
   with progress.shown("compiling", count) as line:
     for one in make(args, chosen, formats, target, line.describe):
       line.advance()
@@ -139,6 +159,61 @@ def _run(args: argparse.Namespace) -> int:
   return 0
 
 
+_TRAINS: Final = (False, True)
+
+
+def _passes(formats: list[str], trains: bool) -> list[tuple[str, bool]]:
+  """Returns (format, whether norms and activations are fused) of programs."""
+  return [
+    (format, fuses)
+    for format in formats
+    if trains or not format.endswith(plans.RECIPE)
+    for fuses in (
+      (False,) if trains or format == plans.PLAIN else (False, True)
+    )
+  ]
+
+
+def _of_traffic(
+  args: argparse.Namespace,
+  chosen: list[layouts.MeshLayout],
+  formats: list[str],
+  target: targets.Target,
+  describe: Callable[[str], None],
+) -> Iterator[plans.ModelPlan]:
+  del chosen
+  names = "microbatches", "separate", "gradients"
+  if any(getattr(args, name) for name in names) or args.arg:
+    raise ValueError(
+      "plan: --microbatches, --separate, --arg and --gradients must be left out"
+      " with --traffic. Leave them out"
+    )
+  block = dataclasses.replace(
+    _model(args.source),
+    batch=args.batch or 1,
+    sequence=args.sequence or _DEFAULT_SEQUENCE,
+    remat=args.remat,
+  )
+  blocks.check(block, layouts.MeshLayout(axes=()))
+  for trains in _TRAINS:
+    name = f"{args.source}'s layer, {block.batch} x {block.sequence}, forward"
+    name += " and backward" if trains else ""
+    for format, fuses in _passes(formats, trains):
+      describe(f"compiling {format}")
+      yield plans.of_traffic(
+        name, block, format, target, fuses=fuses, trains=trains
+      )
+
+
+def _model(name: str) -> blocks.TransformerBlock:
+  if name not in blocks.MODELS:
+    raise ValueError(
+      f"plan: unknown model {name!r}; known:"
+      f" {', '.join(blocks.MODELS)}, or package.module:function"
+    )
+  return blocks.MODELS[name]
+
+
 def _of_model(
   args: argparse.Namespace,
   chosen: list[layouts.MeshLayout],
@@ -146,14 +221,9 @@ def _of_model(
   target: targets.Target,
   describe: Callable[[str], None],
 ) -> Iterator[plans.ModelPlan]:
-  if args.source not in blocks.MODELS:
-    raise ValueError(
-      f"plan: unknown model {args.source!r}; known:"
-      f" {', '.join(blocks.MODELS)}, or package.module:function"
-    )
+  model = _model(args.source)
   if args.arg or args.gradients:
     raise ValueError("plan: --arg and --gradients need a function, got a model")
-  model = blocks.MODELS[args.source]
   cases = []
   for layout in chosen:
     block = dataclasses.replace(
@@ -263,7 +333,8 @@ COMMAND: Final = arguments.Command(
   help="count what a sharded model sends between GPUs, and its memory",
   description="Compiles a layer of a model, or a function, for up to thousands"
   " of NVIDIA GPUs that need not be attached. Prints the bytes that one GPU"
-  " receives, by mesh axis and element type, and its memory, for each format.",
+  " receives, by mesh axis and element type, and its memory, for each format."
+  " With --traffic prints what the kernels of one device read and write.",
   epilog=f"""\
 This needs jaxplugin[deviceless], but neither a GPU nor cuDNN. A layer is
 compiled forward and backward, in seconds; figures of a model are those of a
@@ -279,6 +350,7 @@ formats: {", ".join(plans.FORMATS)}""",
     "llama3-8b --layout fsdp=8",
     "llama3-405b --layout fsdp=128,tp=8,sp --remat",
     "gpt-oss-120b --layout fsdp=2,ep=4,tp=2 --svg a.svg",
+    "llama3-8b --traffic --target h200",
     "my.model:mlp --layout fsdp=4,tp=2 --gradients \\\n"
     "    --arg 'bfloat16[4096,14336]@fsdp,tp' \\\n"
     "    --arg 'bfloat16[2048,4096]@fsdp,-'",

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from absl.testing import parameterized
 
+from jaxplugin.lab.compilation import traffic
 from jaxplugin.lab.planning import plans
 from jaxplugin.lab.planning import report
 from jaxplugin.printing import progress
@@ -86,6 +87,11 @@ class ErrorTest(command_lines.CommandLineTestCase):
     (f"{NAME} --layout=tp=2 --microbatches=2", "need a model"),
     (f"{NAME} --layout=tp=2 --batch=2", "need a model, got a function"),
     (f"{NAME} --layout=tp=2 --sequence=8", "need a model"),
+    ("small", "--layout or --traffic must be given, got neither"),
+    ("small --traffic --layout=tp=2", "got both"),
+    ("small --traffic --target=mi300x", "GPU .*, got 'mi300x'"),
+    ("small --traffic --separate", "--gradients must be left out"),
+    (f"{NAME} --traffic", "unknown model"),
   )
   def test_what_is_wrong_is_said(self, line, message):
     self.check_error(("plan", *line.split()), message)
@@ -105,3 +111,30 @@ class ArgumentErrorTest(command_lines.CommandLineTestCase):
     self.check_error(
       ("plan", NAME, "--layout=fsdp=8", f"--arg={argument}"), message
     )
+
+
+class TrafficTest(command_lines.CommandLineTestCase):
+  def test_fused_block_has_a_third_of_the_quantize_traffic(self):
+    """By hand: a bf16 value is written, read and quantized, or only quantized.
+
+    The norms and activation are fused. Attention's result is not.
+    """
+    line = "plan small --traffic --target=cpu --formats=mxfp8 --sequence=64"
+    status, out, err = self.run_command(*line.split(), "--json")
+    self.assertEqual(status, 0, err)
+    separate, fused, step = report.from_json(out)
+    quantized = 1 + 1 / 32
+    channels, hidden = 1024, 4096
+    found = [traffic.quantizing(plan.kernels) for plan in (separate, fused)]
+    rows = 64
+    unfused = rows * channels * (2 + 2 + quantized)
+    self.assertEqual(
+      found,
+      [
+        rows * (3 * channels + hidden) * (2 + 2 + quantized),
+        rows * (2 * channels + hidden) * quantized + unfused,
+      ],
+    )
+    self.assertLessEqual(found[1] / found[0], 0.35)
+    self.assertEqual(step.format, "mxfp8")
+    self.assertIn("to separate", report.text([separate, fused]))

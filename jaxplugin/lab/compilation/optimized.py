@@ -27,26 +27,6 @@ _UNKNOWN_CALL: Final = re.compile(
   r"|registered implementation for custom call to) (\S+)"
 )
 _KIND: Final = re.compile(r"\bkind=(\w+)")
-# Instructions that launch no kernel themselves. The computations that they run
-# are counted separately.
-_FREE: Final = frozenset(
-  {
-    "after-all",
-    "async-start",
-    "bitcast",
-    "call",
-    "conditional",
-    "constant",
-    "get-tuple-element",
-    "parameter",
-    "tuple",
-    "while",
-  }
-)
-_COLLECTIVE: Final = re.compile(
-  r"(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
-  r"|collective-broadcast|ragged-all-to-all)(-start)?$"
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,7 +115,7 @@ def of_executable(
     for kind in ("custom_calls", "fusions", "collectives", "others")
   }
   for opcode, line in _executed(text):
-    collective = _COLLECTIVE.match(opcode)
+    collective = hlo_text.COLLECTIVE.match(opcode)
     if opcode == "custom-call":
       match = _CALL_TARGET.search(line)
       counts["custom_calls"][match[1] if match else "?"] += 1
@@ -144,7 +124,7 @@ def of_executable(
       counts["fusions"][match[1] if match else "?"] += 1
     elif collective is not None:
       counts["collectives"][collective[1]] += 1
-    elif opcode not in _FREE and not opcode.endswith("-done"):
+    elif opcode not in hlo_text.FREE and not opcode.endswith("-done"):
       counts["others"][opcode] += 1
   memory = executable.get_compiled_memory_stats()
   return Optimized(

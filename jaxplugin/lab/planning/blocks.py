@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a sharded transformer block forward and backward.
 
-The block has RMSNorm, causal attention, RMSNorm, and a SiLU-gated MLP or one
-such MLP for each expert. The block omits rotary embeddings and the weights of
+The block has RMSNorm, causal attention, RMSNorm, and a gated MLP or one such
+MLP for each expert. The block omits rotary embeddings and the weights of
 RMSNorm, because they move almost no bytes between devices. The block has no
 router: each device sends the same number of rows to each expert.
 """
@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 from typing import Final
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +23,14 @@ from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
+from jaxplugin.arrays import scaled_array
+from jaxplugin.dropin import producers
 from jaxplugin.lab.planning import layouts
 from jaxplugin.training import accumulation
 
 _EPSILON: Final = 1e-5
+_ALPHA: Final = 1.702  # of gpt-oss's activation, and its limit
+_LIMIT: Final = 7.0
 # [batch, sequence, k] x [k, n], and [experts, rows, k] x [experts, k, n].
 _NUMBERS: Final = (((2,), (0,)), ((), ()))
 _EXPERTS_NUMBERS: Final = (((2,), (1,)), ((0,), (0,)))
@@ -48,6 +53,7 @@ class TransformerBlock:
     layers: number of blocks in the model.
     experts: number of experts; 0 for a dense model.
     top: number of experts per token.
+    activation: "silu", or "swigluoai" of gpt-oss (`jp.nn.swigluoai`).
     batch: number of sequences on all devices together.
     sequence: number of tokens in a sequence.
     remat: whether the backward pass recomputes the forward pass.
@@ -61,6 +67,7 @@ class TransformerBlock:
   layers: int = 1
   experts: int = 0
   top: int = 0
+  activation: Literal["silu", "swigluoai"] = "silu"
   batch: int = 1
   sequence: int = 1
   remat: bool = False
@@ -105,6 +112,7 @@ def _model(
     head_size=size,
     experts=experts,
     top=top,
+    activation="swigluoai" if experts else "silu",
   )
 
 
@@ -179,6 +187,8 @@ class ShardedBlock:
     mesh: a mesh with the layout's axes. The devices may be absent.
     dot_general: multiplies activations by weights, as `lax.dot_general` does.
     share: see `Share`.
+    out_format: format that norms and activations return (`out_format=`); None
+      for bf16, which `dot_general` quantizes.
   """
 
   sizes: TransformerBlock
@@ -186,6 +196,7 @@ class ShardedBlock:
   mesh: Mesh
   dot_general: DotGeneral
   share: Share
+  out_format: str | None = None
 
   def _sharding(self, spec: PartitionSpec) -> NamedSharding:
     return NamedSharding(self.mesh, spec)
@@ -206,7 +217,7 @@ class ShardedBlock:
       return self.dot_general(x, weights[name], _NUMBERS)
 
     x = split(x, layout.tokens())
-    shared = self.share(_norm(x))
+    shared = self.share(self._norm(x))
     size = self.sizes.head_size
     query, key, value = (
       split_inside(
@@ -216,16 +227,40 @@ class ShardedBlock:
     )
     y = jax.nn.dot_product_attention(query, key, value, is_causal=True)
     y = split(y.reshape(*x.shape[:2], -1), layout.hidden())
-    x = split(x + linear(y, "out"), layout.tokens())
-    y = _norm(x)
+    if self.out_format is None:
+      x = split(x + linear(y, "out"), layout.tokens())
+      y = self._norm(x)
+    else:
+      y, x = self._norm(x, linear(y, "out"))
     if self.sizes.experts:
       return split(x + self._experts(weights, y), layout.tokens())
-    shared = self.share(y)
-    y = jax.nn.silu(linear(shared, "gate")) * linear(shared, "up")
-    y = split_inside(y, layout.hidden())
+    y = self.share(y)
+    y = self._activation(linear(y, "gate"), linear(y, "up"))
+    if self.out_format is None:
+      y = split_inside(y, layout.hidden())
     return split(x + linear(y, "down"), layout.tokens())
 
-  def _experts(self, weights: Weights, x: jax.Array) -> jax.Array:
+  def _norm(self, x: jax.Array, residual: jax.Array | None = None) -> Any:
+    """Returns the norm, and x + residual if there is one."""
+    if self.out_format is not None:
+      return producers.rms_norm(
+        x, residual=residual, epsilon=_EPSILON, out_format=self.out_format
+      )
+    with jax.named_scope("norm"):
+      return _norm(x)
+
+  def _activation(self, gate: jax.Array, up: jax.Array) -> Any:
+    is_silu = self.sizes.activation == "silu"
+    if self.out_format is not None:
+      function = producers.silu_and_mul if is_silu else producers.swigluoai
+      return function(gate, up, out_format=self.out_format)
+    with jax.named_scope(self.sizes.activation):
+      if is_silu:
+        return jax.nn.silu(gate) * up
+      gate, up = jnp.minimum(gate, _LIMIT), jnp.clip(up, -_LIMIT, _LIMIT)
+      return gate * jax.nn.sigmoid(_ALPHA * gate) * (up + 1)
+
+  def _experts(self, weights: Weights, x: Any) -> jax.Array:
     """Returns the sum of the outputs of each token's experts.
 
     Each device repeats its tokens `top` times and sends the rows to the devices
@@ -235,23 +270,26 @@ class ShardedBlock:
     layout, split = self.layout, self._split
     experts, top = self.sizes.experts, self.sizes.top
     devices = layout.size("dp", "fsdp", "ep")
-    channels = x.shape[-1]
-    y = jnp.repeat(x.reshape(devices, -1, channels), top, axis=1)
-    y = y.reshape(devices, -1, experts, channels)
-    y = split(y, layout.rows())
-    y = split(y.transpose(2, 0, 1, 3), layout.sent_rows())
-    shape = y.shape
-    y = y.reshape(experts, -1, channels)
+
+    def send(x: jax.Array) -> jax.Array:
+      size = x.shape[-1]
+      y = jnp.repeat(x.reshape(devices, -1, size), top, axis=1)
+      y = split(y.reshape(devices, -1, experts, size), layout.rows())
+      y = split(y.transpose(2, 0, 1, 3), layout.sent_rows())
+      return y.reshape(experts, -1, size)
+
+    y = mapped(send, x)
     gate, up = (
       self.dot_general(y, weights[name], _EXPERTS_NUMBERS)
       for name in ("gate", "up")
     )
-    y = jax.nn.silu(gate) * up
+    y = self._activation(gate, up)
     y = self.dot_general(y, weights["down"], _EXPERTS_NUMBERS)
-    y = split(y.reshape(shape), layout.sent_rows())
+    y = y.reshape(experts, devices, -1, x.shape[-1])
+    y = split(y, layout.sent_rows())
     y = split(y.transpose(1, 2, 0, 3), layout.rows())
-    y = y.reshape(*x.shape[:2], top, channels)
-    return y.astype(jnp.float32).sum(2).astype(x.dtype)
+    y = y.reshape(*x.shape[:2], top, x.shape[-1])
+    return y.astype(jnp.float32).sum(2).astype(y.dtype)
 
   def _function(self) -> Callable[..., Any]:
     return jax.checkpoint(self.forward) if self.sizes.remat else self.forward
@@ -274,18 +312,23 @@ class ShardedBlock:
     }
     return weights, array(self.sizes.rows, self.layout.tokens())
 
-  def step(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+  def step(
+    self, transform: Callable[..., Any] = lambda forward: forward
+  ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Returns a training step and its abstract arguments.
 
     The function step(weights, x, g) returns the output and the gradients with
     respect to weights and x, where g is the output's cotangent. A gradient has
     the sharding of its array.
+
+    Args:
+      transform: transforms the forward pass, such as `jp.quantize_dots`.
     """
     weights, rows = self.arguments()
     shardings = jax.tree.map(lambda x: x.sharding, (weights, rows))
 
     def run(weights: Weights, x: jax.Array, g: jax.Array) -> Any:
-      y, vjp = jax.vjp(self._function(), weights, x)
+      y, vjp = jax.vjp(transform(self._function()), weights, x)
       # Without a constraint, XLA may replicate a gradient on every device.
       return y, *lax.with_sharding_constraint(vjp(g), shardings)
 
@@ -356,6 +399,17 @@ class ShardedBlock:
       return value, keep(gradient)
 
     return run, (weights, rows, rows)
+
+
+def mapped(move: Callable[[jax.Array], jax.Array], x: Any) -> Any:
+  """Moves the rows of an array, or those of values and scales."""
+  if not isinstance(x, scaled_array.ScaledArray):
+    return move(x)
+  values, scale = move(x.values), move(x.scale)
+  global_scale = x.global_scale
+  if global_scale is not None:
+    global_scale = global_scale.reshape(())
+  return scaled_array.ScaledArray(values, scale, global_scale, x.format)
 
 
 def _norm(x: jax.Array) -> jax.Array:

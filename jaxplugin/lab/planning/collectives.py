@@ -53,10 +53,6 @@ _RECEIVED: Final[dict[str, Callable[[int], float]]] = {
 _OF_PAIRS: Final = ("collective-permute", "recv")
 # An asynchronous "-start" returns a tuple of operands and results.
 _START: Final = "-start"
-_ARRAY: Final = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
-_BITS: Final = re.compile(r"[a-z]+(\d+)")
-_TRIPS: Final = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_NAME: Final = re.compile(r'op_name="([^"]*)"')
 _PARTITIONS: Final = re.compile(r"\bnum_partitions=(\d+)")
 
 
@@ -201,7 +197,6 @@ def _collective(
   axes = _axes_of(groups, mesh)
   if not axes:
     return
-  source = _NAME.search(line)
   for dtype, num_bytes in _result_bytes(kind, instruction).items():
     yield Collective(
       kind=kind,
@@ -210,18 +205,18 @@ def _collective(
       group=size,
       num_bytes=num_bytes * _RECEIVED[kind](size),
       is_bound=kind == "ragged-all-to-all",
-      source=source[1] if source is not None else "",
+      source=instruction.op_name,
     )
 
 
 def _repeated(
   loop: hlo_text.HloInstruction, found: Iterable[Collective]
 ) -> Iterator[Collective]:
-  trips = _TRIPS.search(loop.line)
+  trips = loop.trips
   for one in found:
     yield dataclasses.replace(
       one,
-      times=one.times * (int(trips[1]) if trips is not None else 1),
+      times=one.times * (1 if trips is None else trips),
       is_bound=one.is_bound or trips is None,
     )
 
@@ -235,40 +230,13 @@ def _result_bytes(
     # Only all-reduce-start returns its result without the operands.
     instruction.opcode.endswith(_START) and kind != "all-reduce"
   ):
-    parts = _parts(shape)
+    parts = hlo_text.parts(shape)
     shape = parts[0 if kind == "recv" else 1]
   found: dict[str, float] = {}
-  for dtype, sizes in _ARRAY.findall(shape):
-    elements = math.prod(int(size) for size in sizes.split(",") if size)
-    num_bytes = elements * _bits(dtype) / 8
+  for dtype, count in hlo_text.arrays(shape):
+    num_bytes = count * hlo_text.bits(dtype) / 8
     found[dtype] = found.get(dtype, 0) + num_bytes
   return found
-
-
-def _parts(shape: str) -> list[str]:
-  """Returns the element shapes of a tuple shape."""
-  parts, depth = [""], 0
-  for letter in shape[1:-1]:
-    if letter == "," and depth == 0:
-      parts.append("")
-      continue
-    depth += letter in "([{"
-    depth -= letter in ")]}"
-    parts[-1] += letter
-  return parts
-
-
-@functools.cache
-def _bits(dtype: str) -> int:
-  """Returns the bits of an HLO element type: 16 for "bf16", 8 for "pred"."""
-  if dtype == "pred":
-    return 8
-  match = _BITS.match(dtype)
-  if match is None:
-    raise ValueError(
-      f"collectives: dtype must be an element type of HLO, got {dtype}"
-    )
-  return int(match[1])
 
 
 # {{0,1},{2,3}}; {} is a group of all devices.

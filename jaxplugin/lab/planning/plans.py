@@ -13,15 +13,21 @@ from typing import Any
 from typing import Final
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
+from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.core import targets
+from jaxplugin.dropin import linear
 from jaxplugin.lab.compilation import deviceless
+from jaxplugin.lab.compilation import traffic
 from jaxplugin.lab.planning import blocks
 from jaxplugin.lab.planning import collectives
 from jaxplugin.lab.planning import layouts
+from jaxplugin.quantization import api as quantization
+from jaxplugin.ragged import api as ragged
 from jaxplugin.rewriting import quantized_dots
 from jaxplugin.training import api
 from jaxplugin.training import quantized_operand
@@ -29,7 +35,9 @@ from jaxplugin.training import recipes
 
 # Unquantized matmuls of bf16 arrays.
 PLAIN: Final = "bf16"
-_RECIPE: Final = "-recipe"
+RECIPE: Final = "-recipe"
+# Ends the format of a plan whose norms and activations quantize.
+FUSED: Final = " fused"
 _RECIPES: Final = {
   "mxfp8": recipes.MXFP8_RECIPE,
   "nvfp4": recipes.NVFP4_RECIPE,
@@ -38,7 +46,7 @@ _RECIPES: Final = {
 FORMATS: Final = (
   PLAIN,
   *(format.name for format in formats.KNOWN),
-  *(f"{name}{_RECIPE}" for name in _RECIPES),
+  *(f"{name}{RECIPE}" for name in _RECIPES),
 )
 # GPUs per host, if there are several hosts.
 _HOST_GPUS: Final = 8
@@ -57,6 +65,7 @@ class ModelPlan:
     collectives: the collectives of the program.
     argument_bytes, output_bytes, temp_bytes: memory of one device.
     seconds: time to trace and compile, on the machine that made the plan.
+    kernels: the kernels of the program; () if they are not counted.
   """
 
   name: str
@@ -69,11 +78,19 @@ class ModelPlan:
   output_bytes: int
   temp_bytes: int
   seconds: float
+  kernels: tuple[traffic.Kernel, ...] = ()
 
   @property
   def received(self) -> float:
     """Bytes that one device receives in one run of the program."""
     return collectives.received(self.collectives)
+
+  @property
+  def is_bound(self) -> bool:
+    """Whether a count is only a bound, as for a loop without a known count."""
+    return any(one.is_bound for one in self.collectives) or any(
+      kernel.is_bound for kernel in self.kernels
+    )
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the plan as numbers, strings, lists and dictionaries."""
@@ -92,7 +109,7 @@ def recipe_of(format: str) -> recipes.Recipe | str | None:
     )
   if format == PLAIN:
     return None
-  return _RECIPES[format.removesuffix(_RECIPE)] if _RECIPE in format else format
+  return _RECIPES[format.removesuffix(RECIPE)] if RECIPE in format else format
 
 
 def _dot_general(recipe: recipes.Recipe | str | None) -> Callable[..., Any]:
@@ -168,6 +185,87 @@ def of_block(
   return _measured(step, args, name, layout, format, target, mesh)
 
 
+def of_traffic(
+  name: str,
+  block: blocks.TransformerBlock,
+  format: str,
+  target: targets.Target,
+  *,
+  fuses: bool,
+  trains: bool,
+) -> ModelPlan:
+  """Returns the plan of a block on one device, with its kernels.
+
+  Args:
+    name: the name of the model.
+    block: sizes.
+    format: the format of matmuls, one of `FORMATS`.
+    target: an NVIDIA GPU, or the CPU of this machine.
+    fuses: whether the norms and activations write quantized results.
+    trains: False is the forward pass, with weights that are quantized already.
+      True is the forward and backward pass of bf16 weights, whose matmuls
+      `jp.quantize_dots` quantizes.
+
+  Raises:
+    ValueError: If `format` is unknown. See also `deviceless.mesh`.
+    jax.errors.JaxRuntimeError: If XLA cannot compile the program.
+  """
+  recipe = recipe_of(format)
+  layout = layouts.MeshLayout(axes=())
+  mesh = Mesh(jax.devices("cpu")[:1], ("x",))
+  if target.platform == "cuda":
+    mesh = deviceless.mesh(target)
+  sharded = blocks.ShardedBlock(
+    sizes=block,
+    layout=layout,
+    mesh=mesh,
+    dot_general=lax.dot_general,
+    share=lambda x: x,
+  )
+  weights, rows = sharded.arguments()
+  if trains:
+    step, args = sharded.step()
+    if recipe is not None:
+      step, args = sharded.step(
+        lambda forward: quantized_dots.quantize_dots(forward, recipe)
+      )
+  else:
+    step, args = sharded.forward, (weights, rows)
+    if isinstance(recipe, str):
+      quantize = functools.partial(quantization.quantize, format=recipe)
+      args = (
+        jax.eval_shape(
+          lambda ws: {n: quantize(w.mT) for n, w in ws.items()}, weights
+        ),
+        rows,
+      )
+      step = dataclasses.replace(
+        sharded,
+        dot_general=functools.partial(_served, recipe),
+        out_format=recipe if fuses else None,
+      ).forward
+  if fuses:
+    format += FUSED
+  return _measured(
+    step, args, name, layout, format, target, mesh, counts_kernels=True
+  )
+
+
+def _served(format: str, x: Any, w: Any, numbers: Any) -> jax.Array:
+  """Multiplies rows by a quantized weight, or the rows of each expert."""
+  del numbers
+  shape = *x.shape[:-1], w.shape[-2]
+  if not isinstance(x, scaled_array.ScaledArray):
+    x = quantization.quantize(x, format)
+  if w.ndim == 2:
+    return linear.linear(x, w, preferred_element_type=jnp.bfloat16)
+  experts, rows, _ = x.shape
+  x = blocks.mapped(lambda a: a.reshape(experts * rows, -1), x)
+  sizes = jnp.full(experts, rows)
+  y = ragged.ragged_dot(x, w, sizes, preferred_element_type=jnp.bfloat16)
+  return y.reshape(shape)
+
+
 def of_function(
   name: str,
   fn: Callable[..., Any],
@@ -205,14 +303,19 @@ def _measured(
   format: str,
   target: targets.Target,
   mesh: Mesh,
+  *,
+  counts_kernels: bool = False,
 ) -> ModelPlan:
   begin = time.perf_counter()
-  compiled = deviceless.compile(fn, *args, target=target, mesh=mesh)
+  if target.platform == "cuda":
+    compiled = deviceless.compile(fn, *args, target=target, mesh=mesh)
+  else:
+    compiled = jax.jit(fn).lower(*args).compile()
   seconds = time.perf_counter() - begin
   memory: Any = compiled.memory_analysis()
   return ModelPlan(
     name=name,
-    layout=str(layout),
+    layout=str(layout) or "one device",
     format=format,
     target=str(target),
     devices=layout.devices,
@@ -221,4 +324,5 @@ def _measured(
     output_bytes=memory.output_size_in_bytes,
     temp_bytes=memory.temp_size_in_bytes,
     seconds=seconds,
+    kernels=traffic.of_compiled(compiled) if counts_kernels else (),
   )

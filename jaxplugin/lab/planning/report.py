@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Final
 
+from jaxplugin.lab.compilation import traffic
 from jaxplugin.lab.planning import collectives
 from jaxplugin.lab.planning import plans
 from jaxplugin.printing import console
@@ -38,10 +39,15 @@ def table(found: Sequence[plans.ModelPlan]) -> str:
   """Returns a table with a column for each plan of one layout.
 
   A row has the MB that a device receives by a kind of collective, over some
-  axes, with some element type. The last rows have totals and memory. Columns
-  that do not fit in `console.WIDTH` follow in another table.
+  axes, with some element type; or the MB that kernels of some kinds read and
+  write. The last rows have totals and memory. Columns that do not fit in
+  `console.WIDTH` follow in another table.
   """
-  rows = [["MB received", *(plan.format for plan in found)], *_rows(found)]
+  formats = [plan.format for plan in found]
+  if found[0].kernels:
+    rows = [["MB read and written", *formats], *_traffic_rows(found)]
+  else:
+    rows = [["MB received", *formats], *_rows(found)]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   groups: list[list[int]] = [[]]
   room = console.WIDTH - widths[0] - len("|  |")
@@ -86,6 +92,46 @@ def _rows(found: Sequence[plans.ModelPlan]) -> Iterator[list[str]]:
     yield [name, *(f"{size / _GIGA:.3g}" for size in memory)]
 
 
+# Rows of a table of kernels, and their kinds.
+_KINDS: Final[dict[str, tuple[traffic.Kind, ...]]] = {
+  "matmuls": ("matmul",),
+  "norms, activations, quantizing": ("producer", "quantize"),
+  "quantizing weights": ("weight",),
+  "other": ("other",),
+}
+
+
+def _traffic_rows(found: Sequence[plans.ModelPlan]) -> Iterator[list[str]]:
+  tables = [traffic.table(plan.kernels) for plan in found]
+
+  def cells(kinds: tuple[traffic.Kind, ...], i: int) -> list[float]:
+    return [sum(t[k][i] for k in kinds if k in t) for t in tables]
+
+  for name, kinds in _KINDS.items():
+    sizes = cells(kinds, 1)
+    if any(sizes):
+      yield [name, *(f"{size / _MEGA:.1f}" for size in sizes)]
+  totals = [traffic.num_bytes(plan.kernels) for plan in found]
+  yield ["all", *(f"{total / _MEGA:.1f}" for total in totals)]
+  yield ["to the first", *(f"{total / totals[0]:.2f}" for total in totals)]
+  extra = [traffic.quantizing(plan.kernels) for plan in found]
+  if any(extra):
+    yield ["quantize traffic", *(f"{x / _MEGA:.1f}" for x in extra)]
+    separate = {p.format: x for p, x in zip(found, extra, strict=True)}
+    names = [plan.format.removesuffix(plans.FUSED) for plan in found]
+    yield [
+      "to separate",
+      *(
+        f"{x / separate[name]:.2f}" if separate.get(name) else ""
+        for name, x in zip(names, extra, strict=True)
+      ),
+    ]
+  for name, kinds in _KINDS.items():
+    counts = cells(kinds, 0)
+    if any(counts):
+      yield [f"kernels: {name}", *(f"{count}" for count in counts)]
+
+
 def text(found: Sequence[plans.ModelPlan], *, times: bool = True) -> str:
   """Returns a table for each name and layout, in the order of the plans.
 
@@ -96,7 +142,7 @@ def text(found: Sequence[plans.ModelPlan], *, times: bool = True) -> str:
   parts = []
   for title, group in _groups(found).items():
     lines = [title, "", table(group)]
-    if any(one.is_bound for plan in group for one in plan.collectives):
+    if any(plan.is_bound for plan in group):
       lines.append("\nLoops without a known count are counted once.")
     if times:
       seconds = ", ".join(f"{p.seconds:.1f} s ({p.format})" for p in group)
@@ -130,7 +176,10 @@ def from_json(data: str) -> list[plans.ModelPlan]:
       collectives.Collective(**{**one, "axes": tuple(one["axes"])})
       for one in fields.pop("collectives")
     )
-    found.append(plans.ModelPlan(collectives=moved, **fields))
+    kernels = [traffic.Kernel(**one) for one in fields.pop("kernels", ())]
+    found.append(
+      plans.ModelPlan(collectives=moved, kernels=tuple(kernels), **fields)
+    )
   return found
 
 

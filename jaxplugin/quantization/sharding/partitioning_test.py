@@ -17,11 +17,11 @@ from jax.sharding import PartitionSpec as P
 import jaxplugin as jp
 from jaxplugin.core import blocking
 from jaxplugin.lab.compilation import deviceless
+from jaxplugin.lab.compilation import traffic
 from jaxplugin.lab.planning import collectives as collectives_lib
 from jaxplugin.quantization import operands
 from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings
-from jaxplugin.testing.oracles import hlo_traffic
 from jaxplugin.testing.oracles import quantization_cases
 
 NUM_DEVICES = 8
@@ -284,6 +284,6 @@ class OptimizedTest(MeshTestCase):
     share = 1024 * 1024 // 4
     per_value = format.value_bits / 8 + 1 / format.block_size
     least = share * (2 * reads + 2 * per_value)
-    moved = sum(size for _, size in hlo_traffic.kernels(compiled.as_text()))
+    moved = traffic.num_bytes(traffic.of_compiled(compiled))
     # A few bytes for each tile of 64 by 64.
     self.assertBetween(moved, least, 1.01 * least)
