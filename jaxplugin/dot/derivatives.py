@@ -108,26 +108,33 @@ def jvp(
   # constants, so both have zero tangents.
   constants = {"global_power", *call.ORIGINS}
   active = {k: x for k, x in tangents.items() if k not in constants}
-  result = bind(call)
   # The operands of the linear calls are residuals of the backward pass. Without
   # origins it does not save whole stacks of layers.
-  call = call.without_origins()
+  linear = call.without_origins()
   if call.activation is None:
-    return result, _linear_tangent(bind, call, active, result)
-
-  before = call.replace(
-    activation=None, preferred_element_type=_F32, residual=None
-  )
+    result = bind(call)
+    return result, _linear_tangent(bind, linear, active, result)
   residual = active.pop("residual", None)
-  terms = []
-  if active:
-    tangent = _linear_tangent(bind, before, active, result)
-    # The dot is computed again, because kernels that fuse an activation do not
-    # store its argument.
-    terms.append(_activation_tangent(bind(before), tangent, call))
+  if not active:
+    result = bind(call)
+    return result, _as_result(residual, result).astype(result.dtype)
+  # Kernels that fuse an activation do not return its argument. A dot without
+  # one gives both results.
+  before = {
+    "activation": None,
+    "preferred_element_type": _F32,
+    "residual": None,
+  }
+  x = bind(call.replace(**before))
+  result = epilogue.activate(x, call.activation)
+  tangent = _linear_tangent(bind, linear.replace(**before), active, x)
+  tangent = _activation_tangent(x, tangent, call)
+  if call.residual is not None:
+    result += _as_result(call.residual, x)
   if residual is not None:
-    terms.append(_as_result(residual, result))
-  return result, sum(terms[1:], start=terms[0]).astype(result.dtype)
+    tangent += _as_result(residual, x)
+  dtype = call.preferred_element_type
+  return result.astype(dtype), tangent.astype(dtype)
 
 
 def _linear_tangent(

@@ -105,12 +105,9 @@ def _jvp(
   of: DotOptions, primals: tuple[DotArrays], given: tuple[DotArrays]
 ) -> tuple[jax.Array, jax.Array]:
   (arrays,), (arrays_tangent,) = primals, given
-  result = dot(of, arrays)
   if of.activation is not None:
-    function = functools.partial(_activated, of)
-    with guards.debug_checks(enabled=False):
-      tangent = tangents.tangent_of(function, arrays, arrays_tangent)
-    return result, jnp.zeros_like(result) if tangent is None else tangent
+    return jvp_of_activated(dot, _activated, of, arrays, arrays_tangent)
+  result = dot(of, arrays)
   active = [
     side
     for side in ("lhs", "rhs")
@@ -147,6 +144,32 @@ def _jvp(
   if not terms:
     return result, jnp.zeros_like(result)
   return result, sum(terms[1:], start=terms[0]).astype(of.dtype)
+
+
+def jvp_of_activated(
+  dot: Callable[..., jax.Array],
+  activated: Callable[..., jax.Array],
+  of: Any,
+  arrays: Any,
+  moved: Any,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the result of a dot with an activation, and its tangent.
+
+  Kernels that fuse an activation do not return its argument. A dot without one
+  gives both results.
+
+  Args:
+    dot: computes `of` of the arrays. Debug checks see only this result.
+    activated: computes the same by a dot without activation.
+    of: the dot and its options.
+    arrays, moved: a named tuple of arrays, and that of their tangents.
+  """
+  with guards.debug_checks(enabled=False):
+    found = tangents.jvp(functools.partial(activated, of), arrays, moved)
+  if found is not None and not guards.is_on():
+    return found
+  result = dot(of, arrays)
+  return result, jnp.zeros_like(result) if found is None else found[1]
 
 
 def without_surrogates(arrays: Any) -> Any:

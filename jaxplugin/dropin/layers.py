@@ -63,6 +63,8 @@ def layer_dot(
   if out is not None and out.derivative is not None:
     operands = x, stack, layer, bias
     source = layer_dot(*operands, out_sharding=out_sharding, **options)
+    if options["activation"] is not None:  # as in `quantized_results.compute`
+      return out_format.quantized("linear", source, out)
     operands, bare = lax.stop_gradient((operands, out))
     bare = dataclasses.replace(bare, derivative=None)
     result = layer_dot(

@@ -131,7 +131,7 @@ batching.primitive_batchers[attach_guard_p] = lambda args, dims: (
 mlir.register_lowering(attach_guard_p, lambda ctx, x, _: [x])
 
 
-# The tangent of a constant in a call of `tangent_of`.
+# The tangent of a constant in a call of `jvp`.
 CONSTANT: Final = np.zeros((), dtypes.float0)
 
 
@@ -146,10 +146,10 @@ def is_constant(tangent: Any) -> bool:
   )
 
 
-def tangent_of(
+def jvp(
   function: Callable[[T], jax.Array], primals: T, tangents: T
-) -> jax.Array | None:
-  """Returns the tangent of `function` at the pytree `primals`.
+) -> tuple[jax.Array, jax.Array] | None:
+  """Returns the result of `function` at the pytree `primals`, and its tangent.
 
   Args:
     function: a function of the pytree.
@@ -158,7 +158,7 @@ def tangent_of(
       constants of `function`.
 
   Returns:
-    The result's tangent, or None if all tangents are constant.
+    The result and its tangent, or None if all tangents are constant.
   """
   leaves, tree = jax.tree.flatten(primals)
   given = dict(enumerate(jax.tree.leaves(tangents)))
@@ -172,9 +172,17 @@ def tangent_of(
       merged[i] = x
     return function(jax.tree.unflatten(tree, merged))
 
-  _, tangent = jax.jvp(
+  result, tangent = jax.jvp(
     of_active,
     tuple(leaves[i] for i in active),
     tuple(given[i] for i in active),
   )
-  return tangent
+  return result, tangent
+
+
+def tangent_of(
+  function: Callable[[T], jax.Array], primals: T, tangents: T
+) -> jax.Array | None:
+  """Returns the tangent of `jvp`, or None."""
+  found = jvp(function, primals, tangents)
+  return None if found is None else found[1]

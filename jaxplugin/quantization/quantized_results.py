@@ -172,6 +172,12 @@ def compute(
     source = None
   else:
     source = bind(call) if source is None else source
+    if getattr(call, "activation", None) is not None:
+      # The derivative needs the argument of the activation, which a fused
+      # kernel does not return.
+      return out_format.quantized(
+        error_context.who(operation.name), source, out
+      )
     arrays, global_scale = lax.stop_gradient((arrays, out.global_scale))
     out = dataclasses.replace(out, derivative=None, global_scale=global_scale)
   leaves, tree = jax.tree.flatten(out)

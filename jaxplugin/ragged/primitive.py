@@ -88,18 +88,18 @@ def _jvp(
   # integers, so both have zero tangents.
   constants = ("global_power", "group_sizes")
   active = {k: x for k, x in tangents.items() if k not in constants}
-  result = bind(call)
   if isinstance(call, calls.RaggedContraction) or call.activation is None:
-    return result, _linear_tangent(bind, call, active)
+    return bind(call), _linear_tangent(bind, call, active)
   before = call.before_activation()
   tangent = _linear_tangent(bind, before, active)
-  # The dot is computed again, because kernels that fuse an activation do not
-  # return its argument.
+  # Kernels that fuse an activation do not return its argument. A dot without
+  # one gives both results.
   activate = functools.partial(epilogue.activate, activation=call.activation)
-  _, tangent = jax.jvp(activate, (bind(before),), (tangent,))
+  result, tangent = jax.jvp(activate, (bind(before),), (tangent,))
   # Rows without a group are 0, but the activation's tangent there may not be.
   tangent = jnp.where(epilogue.is_in_group(call), tangent, np.float32(0))
-  return result, tangent.astype(result.dtype)
+  dtype = call.preferred_element_type
+  return result.astype(dtype), tangent.astype(dtype)
 
 
 def _linear_tangent(

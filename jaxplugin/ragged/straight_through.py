@@ -56,14 +56,11 @@ def _jvp(
   given: tuple[RaggedArrays],
 ) -> tuple[jax.Array, jax.Array]:
   (arrays,), (moved,) = primals, given
+  if of.activation is not None:
+    return straight_through.jvp_of_activated(dot, _activated, of, arrays, moved)
   result = dot(of, arrays)
   with guards.debug_checks(enabled=False):
-    if of.activation is not None:
-      function = functools.partial(_activated, of)
-      tangent = tangents.tangent_of(function, arrays, moved)
-      terms = [] if tangent is None else [tangent]
-    else:
-      terms = _terms(of.replace(dtype=_F32), arrays, moved)
+    terms = _terms(of.replace(dtype=_F32), arrays, moved)
   if not terms:
     return result, jnp.zeros_like(result)
   return result, sum(terms[1:], start=terms[0]).astype(result.dtype)
