@@ -4,6 +4,5 @@
 
 `triton_library` launches Triton kernels through jax-triton. `cpu_library`
 registers the C++ handlers with XLA. `lowering` returns facts about the module
-that a rule lowers into. `child_process` starts processes that may crash, and
-`job_child` runs jobs in one.
+that a rule lowers into. `child_process` starts processes that may crash.
 """

@@ -33,7 +33,6 @@ from jaxplugin.lab.bench.peers import operand_sets
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
 from jaxplugin.runtime import child_process
-from jaxplugin.runtime import job_child
 
 _MODULES: Final[dict[str, Any]] = {
   "ggml": ggml_dot,
@@ -70,7 +69,7 @@ class Process:
     # Not a `with` statement, because `close` ends the process.
     self._errors = tempfile.TemporaryFile()  # noqa: SIM115
     self._child = child_process.Child(
-      job_child.__name__, str(os.getpid()), errors=self._errors
+      child_process.__name__, str(os.getpid()), errors=self._errors
     )
     self._receive()
 

@@ -97,7 +97,7 @@ def packed(codes: np.ndarray) -> np.ndarray:
 
 
 def answer(request: dict[str, Any], tell: Callable[[Any], None]) -> Any:
-  """Prepares or times a dot. A job of `job_child`."""
+  """Prepares or times a dot. A job of `child_process.serve`."""
   del tell
   return _dots(request["library"], request["threads"]).handle(request)
 

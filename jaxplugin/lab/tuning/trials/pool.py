@@ -26,7 +26,6 @@ from typing import Final
 from typing import Literal
 
 from jaxplugin.runtime import child_process
-from jaxplugin.runtime import job_child
 
 Kind = Literal["done", "error", "unstable", "wrong", "crash", "hang", "memory"]
 
@@ -95,7 +94,10 @@ class _Process:
   ):
     self._memory_bytes, self._is_fenced = memory_bytes, is_fenced
     self._child = child_process.Child(
-      job_child.__name__, str(os.getpid()), *modules, environment=environment
+      child_process.__name__,
+      str(os.getpid()),
+      *modules,
+      environment=environment,
     )
     self._is_ready = False
 
