@@ -301,6 +301,8 @@ def ask(
   fields = operation.fields_of(problem)
   refused, fits_packaged = [], False
   for named in asked.tables:
+    if named.table.header.operation != operation.name:
+      continue
     reason = matching.misfit(named.table, operation, target)
     if reason:
       refused.append((named, reason))
@@ -311,28 +313,22 @@ def ask(
   for named, reason in refused:
     # There is a packaged table for each version of a library. One is enough.
     is_spare = fits_packaged and named.name.startswith(_PACKAGED)
-    if _concerns(named, operation, target) and not is_spare:
+    if _concerns(named, target) and not is_spare:
       notes.append(f"{named.name} is not used: {reason}")
       _warn_once(notes[-1], named.name)
   return tuple(measured), tuple(notes)
 
 
-def _concerns(
-  named: Named,
-  operation: matching.MeasuredOperation[Any],
-  target: targets.Target,
-) -> bool:
-  """Returns whether to report that a table is not used.
+def _concerns(named: Named, target: targets.Target) -> bool:
+  """Returns whether to report that a table of an operation is not used.
 
-  A folder has tables of several operations and devices. A table that a program
-  names should be for its device.
+  A folder has tables of several devices. A table that a program names should be
+  for its device.
   """
-  header = named.table.header
-  if header.operation != operation.name:
-    return False
+  device = named.table.header.device
   if named.name == OVERLAY:
-    return header.device.platform == target.platform
-  return header.device == matching.device_of(target)
+    return device.platform == target.platform
+  return device == matching.device_of(target)
 
 
 @functools.cache
