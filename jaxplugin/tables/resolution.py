@@ -372,7 +372,7 @@ def nearest(
   """Yields rows near a problem with their distance in buckets, nearest first.
 
   The fields of a row equal those of the problem, except one size, which may lie
-  in a neighbouring bucket. Of two rows at the same distance, the row with the
+  in a neighbouring bucket. If two rows have the same distance, the row with the
   larger size comes first, because its config covers the problem.
   """
   covered: Any = dict(records.key_of(problem))[records.BUCKETED]
