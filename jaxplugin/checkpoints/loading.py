@@ -125,9 +125,9 @@ class Checkpoint(Mapping[str, Any]):
     Warns:
       NumbersWarning: If a block scale is NaN or infinite.
     """
-    return self._make(name, stacklevel=3)
+    return self._make(name)
 
-  def _make(self, name: str, stacklevel: int) -> Any:
+  def _make(self, name: str) -> Any:
     entry = self.entries.get(name)
     if entry is None:
       raise UnknownName(name, self)
@@ -154,7 +154,7 @@ class Checkpoint(Mapping[str, Any]):
           f" that of block {list(block)}; matmuls with these blocks give"
           f" {result}",
           errors.NumbersWarning,
-          stacklevel=stacklevel,
+          stacklevel=3,
         )
     return array
 
@@ -218,7 +218,7 @@ class Checkpoint(Mapping[str, Any]):
     with printing.reporter(progress, total) as add:
       for name, entry in self.entries.items():
         try:
-          array = self._make(name, stacklevel=3)
+          array = self._make(name)
         except errors.CheckpointError as error:
           misfits[name] = str(error)
         else:
