@@ -109,16 +109,28 @@ bool ReadOffset(Checker& check, const ffi::RemainingArgs& more,
              Text(*offset) + " for " + Text(scale));
 }
 
-}  // namespace
-
-std::string Text(const ffi::AnyBuffer& x) {
-  std::string text = std::string(Name(x.element_type())) + "[";
+std::string Text(ffi::DataType type, Dims dims) {
+  std::string text = std::string(Name(type)) + "[";
   const char* comma = "";
-  for (int64_t dim : x.dimensions()) {
+  for (int64_t dim : dims) {
     text += comma + std::to_string(dim);
     comma = ",";
   }
   return text + "]";
+}
+
+// Returns the type of a matrix that may also be passed as bytes.
+std::string TypeOrBytes(ffi::DataType type, int64_t rows, int64_t columns,
+                        int64_t bytes) {
+  const int64_t dims[2] = {rows, columns}, dims_of_bytes[2] = {rows, bytes};
+  const std::string text = Text(ffi::U8, Dims(dims_of_bytes, 2));
+  return type == ffi::U8 ? text : Text(type, Dims(dims, 2)) + " or " + text;
+}
+
+}  // namespace
+
+std::string Text(const ffi::AnyBuffer& x) {
+  return Text(x.element_type(), x.dimensions());
 }
 
 ffi::Error NoMemory(const char* who) {
@@ -293,6 +305,10 @@ bool ReadOperands(Checker& check, Attributes& attributes,
   return attributes.AreAll() && ReadKernels(check, isa, kernels) &&
          ReadOperand(check, "lhs", lhs, lhs_scale, l, lhs_rank, &out->lhs) &&
          ReadOperand(check, "rhs", rhs, rhs_scale, r, 3, &out->rhs) &&
+         JAXPLUGIN_REQUIRE(
+             check, code_offset == 0 || (more.size() == 1 && !is_quantized),
+             "rhs_code_offset must be 0 if rhs has no offsets",
+             std::to_string(code_offset)) &&
          (is_quantized ||
           ReadOffset(check, more, rhs_scale, code_offset, &out->rhs)) &&
          JAXPLUGIN_REQUIRE(check, out->lhs.k == out->rhs.k,
@@ -363,8 +379,8 @@ bool CheckQuantized(Checker& check, const QuantizedFacts& facts,
       check,
       IsDims(values.dimensions(), {rows, stored}) &&
           (is_bytes || values.element_type() == TypeOf(facts.values)),
-      "values must be the format's dtype [rows, k], or u8[rows, k]"
-      " (u8[rows, k / 2] for fp4)",
+      "values must be " + TypeOrBytes(TypeOf(facts.values), rows, k,
+                                      BytesOf(facts.values, k)),
       Text(values) + " for " + Text(x));
   const ffi::DataType scale_type = facts.scale == ScaleKind::kE4M3
                                        ? ffi::F8E4M3FN
@@ -373,7 +389,8 @@ bool CheckQuantized(Checker& check, const QuantizedFacts& facts,
       check,
       (scale.element_type() == ffi::U8 || scale.element_type() == scale_type) &&
           IsDims(scale.dimensions(), {rows, k / facts.block}),
-      "scale must be the format's scale dtype or u8 [rows, k / block]",
+      "scale must be " + TypeOrBytes(scale_type, rows, k / facts.block,
+                                     k / facts.block),
       Text(scale) + " for " + Text(x));
 }
 
@@ -383,10 +400,10 @@ bool ReadQuantizedResult(Checker& check, const ResultAttributes& given,
                          int64_t columns, ffi::AnyBuffer& values,
                          const ffi::RemainingRets& more_results,
                          QuantizedResult* out) {
-  const size_t expected = given.is_quantized() ? 1 : 0;
   const size_t found = more_results.size();
   if (!JAXPLUGIN_REQUIRE(
-          check, found == expected || found == 2 * expected,
+          check,
+          given.is_quantized() ? found == 1 || found == 2 : found == 0,
           "the results must be one array; if result_format is given, values and"
           " scale, or values, scale and amax",
           std::to_string(found + 1)) ||

@@ -134,7 +134,8 @@ bool ReadOperands(Checker& check, Attributes& attributes,
 struct ResultAttributes {
   ResultAttributes(Attributes& attributes)
       : format(attributes.Optional("result_format", -1)),
-        rounding(attributes.Optional("result_rounding", 0)) {}
+        rounding(is_quantized() ? attributes.Optional("result_rounding", 0)
+                                : 0) {}
   bool is_quantized() const { return format != -1; }
 
   int64_t format, rounding;

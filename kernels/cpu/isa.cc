@@ -33,9 +33,9 @@ constexpr Kernels kBaselineKernels = {
 
 #if defined(__x86_64__)
 
-constexpr Kernels kAvx2Kernels = {"avx2", DotAvx2, GateAvx2, SumBlocksAvx2,
-                                  AddOffsetsAvx2, QuantizeAvx2, DequantizeAvx2,
-                                  QuantizeOperandAvx2, QuantizeRunAvx2, nullptr};
+constexpr Kernels kAvx2Kernels = {
+    "avx2", DotAvx2, GateAvx2, SumBlocksAvx2, AddOffsetsAvx2, QuantizeAvx2,
+    DequantizeAvx2, QuantizeOperandAvx2, QuantizeRunAvx2, nullptr};
 
 // __builtin_cpu_supports also checks that the operating system supports AVX.
 bool HasAvx2() {
@@ -64,16 +64,14 @@ constexpr auto kAddOffsets = AddOffsetsBaseline;
 #endif
 // CMakeLists.txt compiles the emulated kernels for AVX2 on x86-64, and without
 // instruction set flags on other machines.
-constexpr Kernels kAvx512Kernels = {"avx512_emulated", kDotBelowBf16,
-                                    kGateBelowBf16, kSumBlocks, kAddOffsets, QuantizeAvx512,
-                                    DequantizeAvx512, QuantizeOperandAvx512,
-                                    QuantizeRunAvx512, nullptr};
-constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16_emulated", DotAvx512Bf16,
-                                        GateAvx512, kSumBlocks, kAddOffsets, QuantizeAvx512,
-                                        DequantizeAvx512,
-                                        QuantizeOperandAvx512, QuantizeRunAvx512,
-                                        QuantizeRowsAvx512,
-                                        DotOfFewRowsAvx512};
+constexpr Kernels kAvx512Kernels = {
+    "avx512_emulated", kDotBelowBf16, kGateBelowBf16, kSumBlocks, kAddOffsets,
+    QuantizeAvx512, DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512,
+    nullptr};
+constexpr Kernels kAvx512Bf16Kernels = {
+    "avx512_bf16_emulated", DotAvx512Bf16, GateAvx512, kSumBlocks, kAddOffsets,
+    QuantizeAvx512, DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512,
+    QuantizeRowsAvx512, DotOfFewRowsAvx512};
 
 bool HasAvx512() {
 #if defined(__x86_64__)
@@ -87,17 +85,13 @@ bool HasAvx512Bf16() { return HasAvx512(); }
 
 #elif defined(__x86_64__)
 
-constexpr Kernels kAvx512Kernels = {"avx512", DotAvx2, GateAvx2, SumBlocksAvx2,
-                                    AddOffsetsAvx2, QuantizeAvx512, DequantizeAvx512,
-                                    QuantizeOperandAvx512, QuantizeRunAvx512,
-                                    nullptr};
-constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16", DotAvx512Bf16,
-                                        GateAvx512, SumBlocksAvx2,
-                                        AddOffsetsAvx2, QuantizeAvx512,
-                                        DequantizeAvx512,
-                                        QuantizeOperandAvx512, QuantizeRunAvx512,
-                                        QuantizeRowsAvx512,
-                                        DotOfFewRowsAvx512};
+constexpr Kernels kAvx512Kernels = {
+    "avx512", DotAvx2, GateAvx2, SumBlocksAvx2, AddOffsetsAvx2, QuantizeAvx512,
+    DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512, nullptr};
+constexpr Kernels kAvx512Bf16Kernels = {
+    "avx512_bf16", DotAvx512Bf16, GateAvx512, SumBlocksAvx2, AddOffsetsAvx2,
+    QuantizeAvx512, DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512,
+    QuantizeRowsAvx512, DotOfFewRowsAvx512};
 
 bool HasAvx512() {
   return HasAvx2() && __builtin_cpu_supports("avx512f") &&
@@ -112,11 +106,10 @@ bool HasAvx512Bf16() {
          __builtin_cpu_supports("avx512bf16");
 }
 
-constexpr Kernels kAmxKernels = {"amx_bf16", DotAmx, GateAvx512, SumBlocksAvx2,
-                                 AddOffsetsAvx2, QuantizeAvx512,
-                                 DequantizeAvx512, QuantizeOperandAvx512,
-                                 QuantizeRunAvx512, QuantizeRowsAvx512,
-                                 DotOfFewRowsAvx512};
+constexpr Kernels kAmxKernels = {
+    "amx_bf16", DotAmx, GateAvx512, SumBlocksAvx2, AddOffsetsAvx2,
+    QuantizeAvx512, DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512,
+    QuantizeRowsAvx512, DotOfFewRowsAvx512};
 
 // Asks Linux for permission to use the AMX tile registers (8 KiB per thread); a
 // process must ask once. Linux refuses if a thread's alternate signal stack is

@@ -72,12 +72,6 @@ struct Sides {
 // two, all rows map to the same L1 set, and a set has 8 lines.
 constexpr int64_t kRowsAhead = 8;
 
-// Whether another thread has found an unsafe row (DotArgs::gave_up).
-JAXPLUGIN_ALWAYS_INLINE bool GaveUp(const DotArgs& args) {
-  return args.gave_up != nullptr &&
-         __atomic_load_n(args.gave_up, __ATOMIC_RELAXED) != 0;
-}
-
 inline Sides ChooseSides(const DotArgs& args) {
   if (PanelIsLhs(args.m, args.n)) {
     return Sides{&args, &args.lhs, &args.rhs, args.m, args.n, true};
@@ -120,7 +114,8 @@ inline int64_t PassRows(const Sides& sides, int64_t most) {
 // Stores the sums c[r * ldc + j] of panel rows and strip rows to the result.
 // First multiplies the sums of rebased rows by their power of two, and computes
 // the sums of unsafe rows again in float64. `line` is scratch memory of
-// `panel_count` floats. If the result is quantized, the sums go to `part`.
+// `panel_count` floats. If the result is quantized, the sums go to `part`. If it
+// gives up, it stores nothing.
 inline void StoreTile(const Sides& sides, int64_t batch, int64_t panel0,
                       int64_t panel_count, int64_t strip0, int64_t strip_count,
                       float* c, int64_t ldc, const uint8_t* panel_unsafe,

@@ -7,6 +7,12 @@
 
 #include "simd/activations.inl"
 
+// Whether a thread has found an unsafe row (DotArgs::gave_up).
+JAXPLUGIN_ALWAYS_INLINE bool GaveUp(const DotArgs& args) {
+  return args.gave_up != nullptr &&
+         __atomic_load_n(args.gave_up, __ATOMIC_RELAXED) != 0;
+}
+
 // The part of the result that a task computes at a time.
 struct ResultPart {
   // If the result is quantized, its f32 [rows, columns]; else null.
@@ -14,8 +20,9 @@ struct ResultPart {
   int64_t row, rows;  // a row is batch entry * m + i
   int64_t column, columns;
 
+  // After a thread gave up, sums may be missing.
   JAXPLUGIN_ALWAYS_INLINE void Store(const DotArgs& args) const {
-    if (sums == nullptr) return;
+    if (sums == nullptr || GaveUp(args)) return;
     StoreQuantized(*args.quantized, sums, row, rows, column, columns);
   }
 };

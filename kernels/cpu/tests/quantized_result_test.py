@@ -176,7 +176,17 @@ class QuantizedResultTest(parameterized.TestCase):
     for rule, n, out, attributes in (
       ("results must be one array", 64, None, {"result_format": 0}),
       ("format must be 0", 64, mxfp8, {"result_format": 6}),
-      ("values must be the format's dtype", 64, mxfp8, {"result_format": 2}),
+      (
+        r"values must be f4e2m1fn\[4,64\] or u8\[4,32\], got u8\[4,64\]",
+        *(64, mxfp8, {"result_format": 2}),
+      ),
+      (
+        r"scale must be f8e4m3fn\[4,4\] or u8\[4,4\], got u8\[4,2\]",
+        *(64, testing.QuantizedResult("mxfp4"), {"result_format": 3}),
+      ),
+      ("no other attributes are known", 64, None, {"result_rounding": 1}),
+      ("rhs_code_offset must be 0 if", 64, mxfp8, {"rhs_code_offset": 8}),
+      ("rhs_code_offset must be 0 if", 64, None, {"rhs_code_offset": 8}),
       ("rounding must be 0", 64, mxfp8, {"result_rounding": 2}),
       ("multiple of its block size, got 40", 40, mxfp8, {}),
       ("global_scale must be f32", 64, two_scales, {}),
