@@ -446,11 +446,7 @@ def _produced(
   returns_amax: bool,
 ) -> tuple[list[quantize_primitive.Quantized], list[jax.Array], Any]:
   """Returns the results of each axis, the sum if any, and the amax or None."""
-  amax = None
-  if returns_amax:
-    y, *_ = prologues.compute(prologue, x, more)
-    amax = out_format_lib.amax(y)
-  each, total = quantize_primitive.produce(
+  each, amax, total = quantize_primitive.produce(
     x,
     global_scale,
     blockings=[
@@ -460,6 +456,7 @@ def _produced(
     format=format,
     scale_rounding=scale_rounding,
     packed=packed,
+    returns_amax=returns_amax,
     prologue=prologue,
     more=more,
   )

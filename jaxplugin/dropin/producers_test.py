@@ -262,6 +262,28 @@ class ProducersTest(parameterized.TestCase):
     self.assert_bits(jax.tree.map(lambda a: a[0], layers), first[0])
     self.assertEqual(total.dtype, jnp.bfloat16)
 
+  def test_vmap_returns_the_amax_of_each_entry(self):
+    x, more = prologue_cases.operands(NORM, SHAPE, jnp.bfloat16)
+    x = x.at[1, 3, 5].set(jnp.nan)  # makes its row NaN
+    out = jp.OutFormat("mxfp4", returns_amax=True)
+
+    @jax.vmap
+    def norm(x, residual):
+      return call(NORM, x, {**more, "residual": residual}, out)
+
+    y, _ = prologue_cases.exact(NORM, x, more)
+    lowered = jax.jit(norm).lower(x, more["residual"])
+    (quantized, amax), _ = lowered.compile()(x, more["residual"])
+    np.testing.assert_allclose(
+      amax, np.nanmax(np.abs(y), (1, 2)), rtol=2.0**-20
+    )
+    self.assertEqual(quantized.shape, SHAPE)
+    # A kernel quantizes all entries at once.
+    self.assertEqual(
+      quantization_lowerings.kernel_calls(lowered.as_text()),
+      (quantization_lowerings.TARGET.cpu_kernels is not None, 0),
+    )
+
   def test_unused_results_are_not_computed(self):
     x, more = prologue_cases.operands(NORM, SHAPE, jnp.float32)
     both = jp.OutFormat("mxfp8", axis=(-2, -1))
@@ -277,6 +299,11 @@ class ProducersTest(parameterized.TestCase):
       text(lambda found, n=n: found[0][:n]).count("f8E4M3FN>") for n in (1, 2)
     )
     self.assertBetween(one, 1, two - 1)
+    both = jp.OutFormat("mxfp8", returns_amax=True)
+    unused, used = (
+      text(lambda found, n=n: found[0][:n]).count("tensor<f32>") for n in (1, 2)
+    )
+    self.assertLess(unused, used)
 
   def test_explain_names_the_separate_prologue(self):
     x = jax.ShapeDtypeStruct((64, 256), jnp.bfloat16)
@@ -325,8 +352,9 @@ class ShardingCases:
   """The bits of one device, for shardings of rows and columns."""
 
   def test_results_have_the_bits_of_one_device(self):
-    cases = (NORM, NORM, CASES[5], GATED)
-    outs = ("nvfp4", OUTS["both"], OUTS["nvfp4"], OUTS["key"])
+    cases = (NORM, NORM, CASES[5], GATED, NORM, CASES[5])
+    amax = jp.OutFormat("mxfp8", returns_amax=True)
+    outs = ("nvfp4", OUTS["both"], OUTS["nvfp4"], OUTS["key"], amax, amax)
     given = [
       prologue_cases.operands(p, (8, 32, 256), jnp.bfloat16) for p in cases
     ]

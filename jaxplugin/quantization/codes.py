@@ -53,6 +53,16 @@ def from_bits(bits: jax.Array) -> jax.Array:
   return lax.bitcast_convert_type(bits, jnp.float32)
 
 
+def finite_amax(x: jax.Array) -> jax.Array:
+  """Returns f32[]: the largest finite magnitude of x, or 0.
+
+  It has no derivative, as a global scale that is computed from it has none.
+  """
+  bits = magnitude_bits(lax.stop_gradient(x))
+  finite = jnp.where(bits < INFINITY_BITS, bits, 0)
+  return from_bits(jnp.max(finite, initial=0))
+
+
 def static_bits(value: float) -> int:
   """Returns the f32 bits of a Python number."""
   return int(np.float32(value).view(np.int32))

@@ -11,7 +11,6 @@ from typing import Any
 from typing import Final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -22,6 +21,7 @@ from jaxplugin.core import formats
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import api
 from jaxplugin.quantization import arguments
+from jaxplugin.quantization import codes
 from jaxplugin.quantization import integers
 
 NO_DERIVATIVE: Final = (
@@ -225,7 +225,7 @@ def quantized(
       result = api.quantize_both(x, out.format, axes=axes, **options)
     else:
       result = api.quantize(x, out.format, axis=axes[0], key=out.key, **options)
-  result = (result, amax(x)) if out.returns_amax else result
+  result = (result, codes.finite_amax(x)) if out.returns_amax else result
   return with_source(result, out, source)
 
 
@@ -244,16 +244,6 @@ def with_source(result: Any, out: OutFormat, source: jax.Array | None) -> Any:
       validation.remember_positive(x.scale)
     x.surrogate = source
   return result
-
-
-def amax(x: jax.Array) -> jax.Array:
-  """Returns f32[]: the largest finite magnitude of an f32 array, or 0.
-
-  It has no derivative, as a global scale that is computed from it has none.
-  """
-  x = lax.stop_gradient(x)
-  magnitudes = jnp.where(jnp.isfinite(x), jnp.abs(x), 0)
-  return jnp.max(magnitudes, initial=0)
 
 
 OutFormatLike = OutFormat | formats.BlockFormat | str

@@ -119,8 +119,8 @@ class QuantizationProblem:
     pads_values: whether rows of zeros are appended to the values up to whole
       tiles of a swizzled scale, as cuDNN requires.
     options: options of each blocking; `NO_OPTIONS` by default.
-    returns_amax: whether the largest finite magnitude of x, f32[], is the last
-      result. Only kernels of matmuls that quantize their result support it.
+    returns_amax: whether the largest finite magnitude of the f32 result of a
+      prologue or a matmul, f32[], is a result.
     prologue: function of x whose result is quantized; None quantizes x.
   """
 
@@ -256,8 +256,9 @@ class QuantizationProblem:
 
   def without_prologue(self) -> QuantizationProblem:
     """Returns the problem of quantizing the prologue's result."""
-    dtype = np.dtype(np.float32)
-    return dataclasses.replace(self, dtype=dtype, prologue=None)
+    return dataclasses.replace(
+      self, dtype=np.dtype(np.float32), prologue=None, returns_amax=False
+    )
 
   def with_global_scale(self) -> QuantizationProblem:
     """Returns the problem with given global scales instead of maxima."""
@@ -337,7 +338,10 @@ class DequantizationProblem:
 
 _QUANTIZE: Final = matching.defaults_of(
   QuantizationProblem,
-  without=("num_maxima", "pads_values", "options", "prologue"),
+  without=(
+    *("num_maxima", "pads_values", "options", "prologue"),
+    "returns_amax",  # does not affect the choice
+  ),
 )
 _QUANTIZE_WORDS: Final = {
   "scale_rounding": ("up", "floor"),

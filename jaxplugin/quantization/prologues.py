@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.jaxext import explicit_axes
+from jaxplugin.quantization import codes
 
 T = TypeVar("T")
 
@@ -116,7 +117,11 @@ class Prologue:
 
 
 def compute(
-  prologue: Prologue, x: jax.Array, more: Mapping[str, jax.Array]
+  prologue: Prologue,
+  x: jax.Array,
+  more: Mapping[str, jax.Array],
+  *,
+  returns_amax: bool = False,
 ) -> list[jax.Array]:
   """Computes a prologue with XLA ops.
 
@@ -124,11 +129,19 @@ def compute(
     prologue: the prologue.
     x: floats of the shape `prologue.x_shape`.
     more: `prologue.operands` by name.
+    returns_amax: whether to return the amax too.
 
   Returns:
-    The function's result in f32, and x + residual in x's dtype if there is a
-    residual.
+    The function's result in f32; its largest finite magnitude f32[] if
+    `returns_amax`; x + residual in x's dtype if there is a residual.
   """
+  y, *total = _computed(prologue, x, more)
+  return [y, *([codes.finite_amax(y)] if returns_amax else []), *total]
+
+
+def _computed(
+  prologue: Prologue, x: jax.Array, more: Mapping[str, jax.Array]
+) -> list[jax.Array]:
   if not prologue.is_norm:
     return [_gated(prologue, x, more)]
   if (residual := more.get("residual")) is not None:

@@ -38,7 +38,7 @@ class PrologueTest(parameterized.TestCase):
       found = []
       for prologue, (x, more) in zip(prologue_cases.CASES, given, strict=True):
         y, *sums = prologues.compute(prologue, x, more)
-        (result,), total = quantize_primitive.produce(
+        (result,), _, total = quantize_primitive.produce(
           x,
           None,
           blockings=along,

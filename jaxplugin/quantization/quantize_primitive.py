@@ -8,11 +8,12 @@ bits of `operations.quantize` along its dimension. `backends.decide` chooses the
 backends.
 
 quantize_p: (x, prologue operands...[, global_scale], key data...) -> (values,
-  scale[, global_scale]) for each blocking[, sum]. The operands and the sum of a
-  prologue are those of `prologues.Prologue`. A computed global scale is a
-  result. A given global scale is f32[] for all blockings or f32[n], one for
-  each. For a shard, partial amax values u32[n, maxima] may be given instead
-  (`global_scales`). Each blocking with stochastic rounding has key data.
+  scale[, global_scale]) for each blocking[, amax][, sum]. The operands and the
+  sum of a prologue are those of `prologues.Prologue`, and amax is the largest
+  finite magnitude of its result. A computed global scale is a result. A given
+  global scale is f32[] for all blockings or f32[n], one for each. For a shard,
+  partial amax values u32[n, maxima] may be given instead (`global_scales`).
+  Each blocking with stochastic rounding has key data.
   Parameters: problem; target, the `targets.Request` of the enclosing contexts,
   or None; overlay, the tables of an enclosing `tuning`, or None.
 
@@ -85,7 +86,7 @@ def produce(
   prologue: prologues.Prologue | None = None,
   more: Mapping[str, jax.Array] = types.MappingProxyType({}),
   **fields: Any,
-) -> tuple[list[Quantized], jax.Array | None]:
+) -> tuple[list[Quantized], jax.Array | None, jax.Array | None]:
   """Quantizes x, or the result of a prologue, with a chosen backend.
 
   Args:
@@ -98,7 +99,8 @@ def produce(
       `QuantizationProblem`.
 
   Returns:
-    The results of each blocking, and the prologue's sum or None.
+    The results of each blocking, the amax or None, and the prologue's sum or
+    None.
   """
   count = len(blockings)
   with_keys = [
@@ -144,7 +146,11 @@ def produce(
     (r[0], r[1], r[2] if size == 3 else _own_scales(global_scale, i, 1))
     for i, r in enumerate(each)
   ]
-  return quantized, results[-1] if problem.returns_sum else None
+  return (
+    quantized,
+    results[count * size] if problem.returns_amax else None,
+    results[-1] if problem.returns_sum else None,
+  )
 
 
 def quantize_in_whole_tiles(
@@ -215,11 +221,8 @@ def _with_key(
 @functools.partial(jax.jit, static_argnames="problem", inline=True)
 def _by_operations(*args, problem):
   """Computes the results of `quantize_p` with XLA ops."""
-  x, more, global_scale, keys = _operands(args, problem)
-  total = []
-  if problem.prologue is not None:
-    x, *total = prologues.compute(problem.prologue, x, more)
-    problem = problem.without_prologue()
+  args, problem, rest = xla.after_prologue(args, problem)
+  x, _, global_scale, keys = _operands(args, problem)
   results = [
     leaf
     for i, (single, key) in enumerate(zip(problem.singles(), keys, strict=True))
@@ -227,7 +230,7 @@ def _by_operations(*args, problem):
       x, _own_scales(global_scale, i, 1), single, keys=[key]
     )
   ]
-  return [*results, *total]
+  return [*results, *rest]
 
 
 def _operands(
@@ -286,18 +289,27 @@ def _jvp(primals, tangents, *, problem, **params):
   return results, found
 
 
+def _separately(*args, problem, **params):
+  """Computes `quantize_p` after its prologue, or without one by XLA ops."""
+  if problem.prologue is None:
+    return _by_operations(*args, problem=problem)
+  args, problem, rest = xla.after_prologue(args, problem)
+  return [*quantize_p.bind(*args, problem=problem, **params), *rest]
+
+
 def _batch(args, dims, *, problem, **params):
   _, more, _, _ = problem.split_operands(dims)
   rows = [0, *(i for i, n in enumerate(more, 1) if n in prologues.OF_X)]
   others = set(range(len(args))) - {*rows}
-  # Kernels do not support a global scale, a key, or a norm's weight for each
-  # batch entry.
+  # Kernels do not support an amax, a global scale, a key, or a norm's weight
+  # for each batch entry.
   if (
-    problem.computes_global_scale
+    problem.returns_amax
+    or problem.computes_global_scale
     or problem.num_keys
     or any(dims[i] is not None for i in others)
   ):
-    function = functools.partial(_by_operations, problem=problem)
+    function = functools.partial(_separately, problem=problem, **params)
     results = jax.vmap(function, in_axes=tuple(dims))(*args)
   else:
     size = next(args[i].shape[dims[i]] for i in rows if dims[i] is not None)
@@ -331,10 +343,18 @@ def _without_unused(
   """
   eqn = args[-1]
   problem = eqn.params["problem"]
+  at = problem.results_each * len(problem.blockings)
+  if problem.returns_amax and not used_outputs[at]:
+    problem = dataclasses.replace(problem, returns_amax=False)
+    used_outputs = [*used_outputs[:at], *used_outputs[at + 1 :]]
+    eqn = eqn.replace(
+      outvars=[*eqn.outvars[:at], *eqn.outvars[at + 1 :]],
+      params=eqn.params | {"problem": problem},
+    )
   sums = eqn.outvars[-1:] if problem.returns_sum and used_outputs[-1] else []
   size, count = problem.results_each, len(problem.blockings)
   kept = [i for i in range(count) if any(used_outputs[i * size :][:size])]
-  if kept and _has_scale_each(eqn):
+  if problem.returns_amax or (kept and _has_scale_each(eqn)):
     kept = list(range(count))
   if not kept and not sums:
     return [False] * len(eqn.invars), None
@@ -358,10 +378,10 @@ def _without_unused(
 
 
 def _emit(*args, problem, parts, target):
+  rest: list[jax.Array] = []
+  if parts[0].problem.prologue is None:
+    args, problem, rest = xla.after_prologue(args, problem)
   x, more, global_scale, keys = _operands(args, problem)
-  total = []
-  if problem.prologue is not None and parts[0].problem.prologue is None:
-    x, *total = prologues.compute(problem.prologue, x, more)
   results, start = [], 0
   for part in parts:
     size = len(part.problem.blockings)
@@ -369,7 +389,7 @@ def _emit(*args, problem, parts, target):
     given = keys[start : start + size]
     results += backends.emit(part, x, scales, given, target, more)
     start += size
-  return [*results, *total]
+  return [*results, *rest]
 
 
 def _maxima(x, problem, *, context, target, overlay):

@@ -39,6 +39,7 @@ _EPILOGUE_ROUNDINGS: Final = 16
 _MAX_SLOPE: Final = 1.13  # of gelu and silu
 # precision="fastest": int8 rows, or 4 sums of 33 numbers with 13 bits.
 _FASTEST: Final = 1 / 127 + 4 * 33 * 2.0**-13
+_AMAX_ERROR: Final = 2.0**-16  # of a prologue's result, relative
 _LEAST: Final = 2.0**-96  # quantizing smaller numbers may flush some
 _MAX_WORK: Final = 1 << 35  # multiplications of one dot; some rows beyond
 
@@ -394,7 +395,13 @@ def near(
       at = np.unravel_index(np.argmax(ratio), a.shape)
       text = f"result {i}, block {list(map(int, at[:-1]))}"
       worst = float(ratio.max()), f"{text}: got {a[at]}, expected {b[at]}"
-  first = len(problem.blockings) * size  # the sum, if any, is last
+  first = len(problem.blockings) * size  # the amax and the sum, if any, follow
+  if problem.returns_amax:
+    one, two = (float(results[first]) for results in (got, expected))
+    if one != two:
+      error = abs(one - two) / max(_AMAX_ERROR * two, math.ulp(0.0))
+      worst = max(worst, (error, f"amax: got {one}, expected {two}"))
+    first += 1
   exact = same_bits(got[first:], expected[first:])
   return max(worst, exact, key=lambda found: found[0])
 

@@ -160,13 +160,12 @@ void ReadPrologue(Checker& check, Attributes& attributes, Prologue* out) {
 
 // Reads the further arguments of a prologue, (up, weight, bias, residual), of
 // which f32[0] is absent, and its further results: the sum with a residual,
-// then optionally the prologue's result.
+// then optionally amax and the prologue's result.
 void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
                         int64_t k, const ffi::RemainingArgs& arguments,
                         ffi::RemainingRets& results, Prologue* out) {
   const bool is_none = out->function == PrologueFunction::kNone;
-  const bool is_norm = out->function == PrologueFunction::kRmsNorm ||
-                       out->function == PrologueFunction::kLayerNorm;
+  const bool is_norm = out->IsNorm();
   ffi::AnyBuffer arrays[4] = {x, x, x, x};
   bool has[4] = {};
   if (!JAXPLUGIN_REQUIRE(check, arguments.size() == (is_none ? 0 : 4),
@@ -211,10 +210,8 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
                     " f32[0]",
                     Text(residual) + " for " + Text(x));
   const size_t sums = has_residual ? 1 : 0;
-  if (!JAXPLUGIN_REQUIRE(check,
-                         results.size() >= sums && results.size() <= sums + 1,
-                         "the further results must be the sum with a residual,"
-                         " and optionally the prologue's result",
+  if (!JAXPLUGIN_REQUIRE(check, results.size() >= sums,
+                         "the further results must include the sum",
                          std::to_string(results.size())) ||
       !check.ok()) {
     return;
@@ -233,14 +230,21 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
       AdviseHugePages(out->sum, (*sum)->size_bytes());
     }
   }
-  if (results.size() > sums) {
-    auto y = results.get<ffi::AnyBuffer>(sums);
-    JAXPLUGIN_REQUIRE(check,
-                      y.has_value() && (*y)->element_type() == ffi::F32 &&
-                          IsDims((*y)->dimensions(), {rows, k}),
-                      "the prologue's result must be f32[rows, k]",
-                      y.has_value() ? Text(**y) : "no array");
-    if (check.ok()) out->y = static_cast<float*>((*y)->untyped_data());
+  for (size_t i = sums; i < results.size(); ++i) {
+    auto result = results.get<ffi::AnyBuffer>(i);
+    const bool is_f32 =
+        result.has_value() && (*result)->element_type() == ffi::F32;
+    if (is_f32 && out->amax == nullptr && IsDims((*result)->dimensions(), {})) {
+      out->amax = static_cast<uint32_t*>((*result)->untyped_data());
+      *out->amax = 0;
+    } else if (is_f32 && out->y == nullptr &&
+               IsDims((*result)->dimensions(), {rows, k})) {
+      out->y = static_cast<float*>((*result)->untyped_data());
+    } else {
+      check.Fail("the last results must be amax, f32[], and the prologue's"
+                 " result, f32[rows, k], each at most once",
+                 result.has_value() ? Text(**result) : "no array");
+    }
   }
 }
 

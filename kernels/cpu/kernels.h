@@ -189,6 +189,13 @@ struct Prologue {
   const void* residual;   // of norms, like x; null: none
   void* sum;              // x + residual, like x
   float* y;               // [rows, k] for the f32 result; null: not wanted
+  // Bits of the result's largest finite magnitude, 0 at first; null: not wanted.
+  uint32_t* amax;
+
+  JAXPLUGIN_ALWAYS_INLINE bool IsNorm() const {
+    return function == PrologueFunction::kRmsNorm ||
+           function == PrologueFunction::kLayerNorm;
+  }
 };
 
 struct QuantizeArgs {

@@ -81,7 +81,7 @@ def matmul_quantized_kernel(
   residual,
   out_global_scale,
   key,
-  maxima,
+  amax,
   values,
   scale,
   TILING: tl.constexpr,
@@ -98,7 +98,7 @@ def matmul_quantized_kernel(
     (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
   )
   epilogue = (global_scale, second_global_scale, bias, residual)
-  out = (out_global_scale, key, maxima, values, scale)
+  out = (out_global_scale, key, amax, values, scale)
   epilogues.store_quantized_tile(acc, position, epilogue, out, TILING, RESULT)
 
 
@@ -184,7 +184,7 @@ def reduce_quantized_kernel(
   residual,
   out_global_scale,
   key,
-  maxima,
+  amax,
   values,
   scale,
   TILING: tl.constexpr,
@@ -199,7 +199,7 @@ def reduce_quantized_kernel(
   epilogue = (global_scale, second_global_scale, bias, residual)
   i = tl.program_id(0).to(tl.int64)
   total, _, mask = _sum(i, workspace, size, epilogue, TILING, BLOCK)
-  out = (out_global_scale, key, maxima, values, scale)
+  out = (out_global_scale, key, amax, values, scale)
   zero = tl.zeros((), tl.int64)
   largest = epilogues.quantize_part(
     total[None, :],

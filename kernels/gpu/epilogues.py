@@ -16,8 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from jaxplugin.kernels.gpu import tiles
+from jaxplugin.kernels.gpu.quantization import global_scales
 from jaxplugin.kernels.gpu.quantization import quantize
-from jaxplugin.kernels.gpu.quantization import quantize_codec as codec
 
 # Bits of an f32. An exponent "in place" is one times 2^23.
 _MAGNITUDE_MASK = tl.constexpr(0x7FFFFFFF)
@@ -229,7 +229,7 @@ def quantize_part(x, place, rows, mask, largest, out, RESULT: tl.constexpr):
     rows: end of the rows that are stored.
     mask: elements that exist.
     largest: int32[rows], the result for earlier parts; zeros at first.
-    out: pointers (out_global_scale, key, maxima, values, scale). Those that
+    out: pointers (out_global_scale, key, amax, values, scale). Those that
       RESULT does not need are not read.
     RESULT: constexpr, a `quantized_plans.QuantizedResult`.
 
@@ -239,9 +239,7 @@ def quantize_part(x, place, rows, mask, largest, out, RESULT: tl.constexpr):
   out_global_scale, key, _, values, scale = out
   batch, row, column = place
   if RESULT.has_amax:
-    bits = codec.f32_bits(x) & _MAGNITUDE_MASK
-    bits = tl.where(mask & (bits < codec.INFINITY_BITS), bits, 0)
-    largest = tl.maximum(largest, tl.max(bits, axis=1))
+    largest = tl.maximum(largest, global_scales.largest_finite(x, mask))
   random_places: tl.constexpr = RESULT.random_places
   values_strides: tl.constexpr = RESULT.values_strides
   scale_strides: tl.constexpr = RESULT.scale_strides
@@ -270,5 +268,4 @@ def quantize_part(x, place, rows, mask, largest, out, RESULT: tl.constexpr):
 def store_amax(largest, out, RESULT: tl.constexpr):
   """Stores the largest of `largest` for this program, if RESULT has an amax."""
   if RESULT.has_amax:
-    amax = codec.from_bits(tl.max(largest, axis=0))
-    tl.store(out[2] + tl.program_id(0), amax)
+    global_scales.store_amax(largest, out[2])

@@ -42,7 +42,7 @@ _POINTERS: Final = {
   ),
 }
 # A kernel with a quantized result replaces `out` by these.
-_QUANTIZED: Final = ("out_global_scale", "key", "maxima", "values", "scale")
+_QUANTIZED: Final = ("out_global_scale", "key", "amax", "values", "scale")
 _TRITON_DTYPES: Final = {
   "f16": "fp16",
   "f32": "fp32",

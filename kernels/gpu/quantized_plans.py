@@ -70,23 +70,22 @@ def plan(
   launches: Sequence[launching.Launch],
   rows: quantize_config.Rows,
   architecture: architectures.Architecture,
-  *,
-  has_amax: bool = False,
 ) -> tuple[launching.Launch, ...]:
   """Returns the launches with a quantized result.
 
   Args:
     launches: launches that compute an f32 result of a static size.
     rows: the result: a dense array with a linear scale. A global scale is
-      given.
+      given. If it returns amax, "amax" is one more output, f32[programs].
     architecture: the GPU.
-    has_amax: whether "maxima" is one more output, f32[programs].
   """
   *first, last = launches
   tiling = dict(last.constexprs)["TILING"]
   if last.kernel == "reduce":  # It computes one long row.
     size = rows.batch * rows.rows * rows.k
     rows = dataclasses.replace(rows, batch=1, rows=1, k=size)
+  has_amax = rows.returns_amax
+  rows = dataclasses.replace(rows, returns_amax=False)
   config = quantize_config.default_config(rows, architecture)
   launch = quantize_plans.quantize_launch(rows, config, 0)
   found = dict(launch.constexprs)
@@ -104,19 +103,23 @@ def plan(
   )
   placeholder = last.inputs[0]
   is_given = rows.global_scale == "given"
-  inputs = (
+  inputs = [
     "out_global_scale" if is_given else placeholder,
     "key" if rows.options.is_stochastic else placeholder,
-  )
-  maxima = launching.Output("maxima", (last.grid,), "float32")
+  ]
+  outputs = list(launch.outputs)
+  if has_amax:
+    outputs.insert(0, launching.Output("amax", (last.grid,), "float32"))
+  else:
+    inputs.append(placeholder)
   last = dataclasses.replace(
     last,
     kernel=f"{last.kernel}_quantized",
     name=f"{last.name}{result.suffix}",
-    inputs=(*last.inputs, *inputs, *(() if has_amax else (placeholder,))),
-    outputs=(*((maxima,) if has_amax else ()), *launch.outputs),
+    inputs=(*last.inputs, *inputs),
+    outputs=tuple(outputs),
     constexprs=(*last.constexprs, ("RESULT", result)),
     descriptors=last.descriptors
-    and (*last.descriptors, *(None,) * (3 - has_amax)),
+    and (*last.descriptors, *(None for _ in inputs)),
   )
   return (*first, last)

@@ -143,12 +143,13 @@ class QuantizedResultTest(parameterized.TestCase):
       scale_rounding=rows.scale_rounding,
     )
     has_amax = rows.format != "mxfp8"
-    planned = quantized_plans.plan(launches, rows, SM_100, has_amax=has_amax)
+    rows = dataclasses.replace(rows, returns_amax=has_amax)
+    planned = quantized_plans.plan(launches, rows, SM_100)
     got = run(kernels, planned, arrays)
     np.testing.assert_array_equal(got["scale"].reshape(scale.shape), scale)
     np.testing.assert_array_equal(got["values"].reshape(values.shape), values)
     if has_amax:
-      self.assertEqual(got["maxima"].max(), np.abs(x[np.isfinite(x)]).max())
+      self.assertEqual(got["amax"].max(), np.abs(x[np.isfinite(x)]).max())
     return got
 
   def test_a_program_with_a_part_of_a_block_is_refused(self):

@@ -646,9 +646,7 @@ def quantized_launches(
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
   rows = triton_shapes.rows_of_matmul(out, sizes)
-  return quantized_plans.plan(
-    planned, rows, architecture, has_amax=out.returns_amax
-  )
+  return quantized_plans.plan(planned, rows, architecture)
 
 
 def quantized_results(
@@ -659,7 +657,7 @@ def quantized_results(
   shape, dtype = out.result_types()[1]
   scale = lax.bitcast_convert_type(arrays["scale"].reshape(shape), dtype)
   results = [quantize_triton.values_of_bytes(arrays["values"], out), scale]
-  return results + ([arrays["maxima"].max()] if out.returns_amax else [])
+  return results + ([arrays["amax"].max()] if out.returns_amax else [])
 
 
 def _dot(

@@ -230,8 +230,9 @@ def _quantize_rows(
     }
   rows = x.reshape(-1, x.shape[-1])
   sums = [jax.ShapeDtypeStruct(rows.shape, x.dtype)] * problem.returns_sum
-  *results, last = jax.ffi.ffi_call(
-    _QUANTIZE, (*_types(problem, rows.shape[0], k), *sums)
+  amax = [jax.ShapeDtypeStruct((), jnp.float32)] * problem.returns_amax
+  results = jax.ffi.ffi_call(
+    _QUANTIZE, (*_types(problem, rows.shape[0], k), *sums, *amax)
   )(
     rows,
     _or_absent(global_scale),
@@ -240,9 +241,9 @@ def _quantize_rows(
     **attributes,
     **limit,
   )
-  if not sums:
-    return _shaped([*results, last], problem, (*lead, k))
-  return [*_shaped(results, problem, (*lead, k)), last.reshape(x.shape)]
+  found = _shaped(results[:3], problem, (*lead, k))
+  found += results[3 + len(sums) :]
+  return found + [total.reshape(x.shape) for total in results[3:][: len(sums)]]
 
 
 def _quantize_operand(

@@ -25,6 +25,9 @@ MODULE = lowering.Module(platforms=("cpu",))
 DRAWN = problems.RecipeOptions(is_stochastic=True, key_impl="threefry2x32")
 
 
+# Roundings of the largest result.
+AMAX_ERROR = 16 * 2.0**-24
+
 spec_of = quantization_cases.manner
 
 
@@ -205,18 +208,23 @@ class PrologueTest(parameterized.TestCase):
           blockings=along,
           format=format,
           packed=format.is_fp4,
+          returns_amax=True,
           prologue=prologue,
           more=more,
         )
         for prologue, (x, more) in zip(prologue_cases.CASES, given, strict=True)
       ]
 
-    self.assertEqual(lowerings.calls(produce, given), (calls, 0))
+    text = lowerings.lowered_text(produce, given)
+    self.assertEqual(lowerings.kernel_calls(text), (calls, 0))
+    self.assertNotRegex(text, "rsqrt|logistic|reduce")
     actual = jax.jit(produce)(given)
     expected = jax.jit(lowerings.by_operations(produce))(given)
-    for (one, total), (other, other_total) in zip(
-      actual, expected, strict=True
+    for (one, amax, total), (other, _, other_total), prologue, (x, more) in zip(
+      actual, expected, prologue_cases.CASES, given, strict=True
     ):
+      largest = np.abs(prologue_cases.exact(prologue, x, more)[0]).max()
+      np.testing.assert_allclose(amax, largest, rtol=AMAX_ERROR)
       contract.assert_same_bits(total, other_total)
       for got, want in zip(one[0][:2], other[0][:2], strict=True):
         same = np.asarray(got).view(np.uint8) == np.asarray(want).view(np.uint8)

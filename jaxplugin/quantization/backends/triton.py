@@ -153,6 +153,8 @@ def quantize(
     if problem.computes_global_scale:
       results[i].append(arrays[f"global_scale{suffix}"].reshape(()))
   found = [leaf for i in range(len(each)) for leaf in results[i]]
+  if problem.returns_amax:
+    found.append(arrays["amax"].max())
   if problem.returns_sum:
     found.append(arrays["total"].reshape(problem.shape))
   return found

@@ -31,6 +31,7 @@ P = jax.sharding.PartitionSpec
 # Kernels and XLA's operations differ in the last bits of f32, so a value next
 # to a tie has another code: the next one, in few places.
 STEP = 2.0**-3
+AMAX_ERROR = 16 * 2.0**-24  # roundings of the largest result
 MOST_OTHER = 0.002
 
 
@@ -48,7 +49,7 @@ def produced(
   """Returns a function of x and operands that quantizes a prologue's result."""
 
   def produce(x, more):
-    found, total = quantize_primitive.produce(
+    found, amax, total = quantize_primitive.produce(
       x,
       None if given is None else jnp.float32(given),
       blockings=blockings,
@@ -58,7 +59,7 @@ def produced(
       more=more,
       **options,
     )
-    return [each[:2] for each in found], total
+    return [each[:2] for each in found], amax, total
 
   return produce
 
@@ -88,7 +89,7 @@ class PrologueTest(quantization_lowerings.InterpretedTestCase):
     keys = [jax.random.key(3)]
     both = along(2, merged=True)
     rows = [
-      (norm, produced(norm), "rms_norm_mxfp8"),
+      (norm, produced(norm, returns_amax=True), "rms_norm_mxfp8_amax"),
       (
         norm,
         produced(norm, format=formats.NVFP4, given=0.02),
@@ -103,7 +104,11 @@ class PrologueTest(quantization_lowerings.InterpretedTestCase):
       (with_bias, produced(with_bias), "layer_norm_mxfp8"),
       (with_up, produced(with_up, along(1)), "gelu_and_mul_mxfp8"),
       (gated, produced(gated, keys=keys), "swigluoai_mxfp8_stochastic"),
-      (gated, produced(gated, both), "both_swigluoai_mxfp8"),
+      (
+        gated,
+        produced(gated, both, returns_amax=True),
+        "both_swigluoai_mxfp8_amax",
+      ),
       # The operations compute the prologue.
       (norm, produced(norm, along(2, 1)), "both_mxfp8"),
     ]
@@ -123,7 +128,7 @@ class PrologueTest(quantization_lowerings.InterpretedTestCase):
       with self.subTest(f"{name} of {prologue}"):
         self.names.clear()
         with targets.use_target(target):
-          found, total = jax.jit(function)(*args)
+          found, amax, total = jax.jit(function)(*args)
         launched = {each.rpartition("_")[0] for each in self.names}
         self.assertIn(f"quantize_{name}", launched)
         maxima = (
@@ -132,9 +137,14 @@ class PrologueTest(quantization_lowerings.InterpretedTestCase):
         self.assertEqual(launched, {f"quantize_{name}", *maxima})
         for got, expected in zip(found, want[0], strict=True):
           self.assert_near(got, expected)
+        self.assertEqual(amax is not None, name.endswith("amax"))
+        if amax is not None:
+          largest = np.abs(prologue_cases.exact(prologue, *args)[0]).max()
+          for found_amax in (amax, want[1]):
+            np.testing.assert_allclose(found_amax, largest, rtol=AMAX_ERROR)
         if total is not None:
           np.testing.assert_array_equal(
-            np.asarray(total, np.float32), np.asarray(want[1], np.float32)
+            np.asarray(total, np.float32), np.asarray(want[2], np.float32)
           )
         self.assertEqual(total is None, "residual" not in args[1])
 

@@ -413,4 +413,5 @@ def _common(problem: problems.QuantizationProblem) -> dict[str, Any]:
     "scale_rounding": problem.scale_rounding,
     "global_scale": global_scale,
     "packed_in_place": problem.packed_in_order,
+    "returns_amax": problem.returns_amax,
   }

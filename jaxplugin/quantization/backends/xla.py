@@ -35,9 +35,11 @@ def quantize(
 ) -> list[jax.Array]:
   """Computes the results of `quantize_p` with one blocking."""
   del target
-  total = []
+  rest: list[jax.Array] = []
   if problem.prologue is not None:
-    x, *total = prologues.compute(problem.prologue, x, more)
+    x, *rest = prologues.compute(
+      problem.prologue, x, more, returns_amax=problem.returns_amax
+    )
   (b,), (options,) = problem.blockings, problem.options
   (key,) = keys or (None,)
   if key is not None and options.strides is None:
@@ -59,10 +61,30 @@ def quantize(
       scale_up=options.scale_up,
       strides=options.strides,
     )
-  values, *rest = quantized[: problem.results_each]
+  values, *scales = quantized[: problem.results_each]
   if problem.pads_values:
     values = extents.pad_axis(values, -2, problem.written_shape[-2])
-  return [values, *rest, *total]
+  return [values, *scales, *rest]
+
+
+def after_prologue(
+  operands: Sequence[jax.Array], problem: problems.QuantizationProblem
+) -> tuple[
+  tuple[jax.Array, ...], problems.QuantizationProblem, list[jax.Array]
+]:
+  """Computes the prologue of `quantize_p`'s operands, if there is one.
+
+  Returns:
+    Operands and problem of quantizing its result; and its other results, which
+    follow those of quantizing.
+  """
+  if problem.prologue is None:
+    return tuple(operands), problem, []
+  x, more, *given = problem.split_operands(operands)
+  x, *rest = prologues.compute(
+    problem.prologue, x, more, returns_amax=problem.returns_amax
+  )
+  return (x, *given[0], *given[1]), problem.without_prologue(), rest
 
 
 def maxima(x: jax.Array, problem: problems.QuantizationProblem) -> jax.Array:

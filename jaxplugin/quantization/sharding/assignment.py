@@ -244,6 +244,8 @@ def quantize_notation(
     results += [names, names, ()][: problem.results_each]
   named: list[notation.Names] = [x]
   if (prologue := problem.prologue) is not None:
+    if problem.returns_amax:
+      results.append(())
     if prologue.returns_sum:
       results.append(x)
     paired = prologues.paired(x, prologue.halves, notation.WHOLE)

@@ -34,6 +34,7 @@ from jaxplugin.operation import split
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import prologues
+from jaxplugin.quantization.backends import xla
 from jaxplugin.quantization.sharding import assignment
 from jaxplugin.quantization.sharding import offsets
 from jaxplugin.runtime import lowering
@@ -236,18 +237,23 @@ def _quantize_shard(
   own = _own_problem(problem, assigned, tuple(x.shape))
   keys = _own_keys(keys, problem, assigned, axis_sizes)
   axes = tuple(a for dim in assigned.operands[0] for a in dim)
-  total: list[jax.Array] = []
-  if problem.prologue is not None and problem.computes_global_scale:
-    x, *total = prologues.compute(problem.prologue, x, more)
-    own, more = own.without_prologue(), {}
+  operands = (x, *more.values(), *scales, *keys)
+  rest: list[jax.Array] = []
+  if problem.computes_global_scale:
+    operands, own, rest = xla.after_prologue(operands, own)
   if problem.computes_global_scale and axes:
     # XLA compiles a kernel for each f32 or s32 all-reduce (jaxlib 0.10.2), and
     # a model may have hundreds of them. The communication library has a kernel
     # for u32.
-    found = lax.pmax(maxima(x, own), axes)
-    own, scales = dataclasses.replace(own, num_maxima=found.shape[1]), [found]
-  found = local([x, *more.values(), *scales, *keys], own)
-  return [*_bytes_of(found), *total]
+    largest = lax.pmax(maxima(operands[0], own), axes)
+    own = dataclasses.replace(own, num_maxima=largest.shape[1])
+    operands = (operands[0], largest, *keys)
+  found = _bytes_of(local(operands, own)) + rest
+  if problem.returns_amax and axes:
+    at = len(problem.blockings) * problem.results_each
+    bits = lax.bitcast_convert_type(found[at], jnp.uint32)
+    found[at] = lax.bitcast_convert_type(lax.pmax(bits, axes), jnp.float32)
+  return found
 
 
 def _own_problem(

@@ -92,7 +92,8 @@ class Product:
     found = matmul_plans.plan(self.shape, self.config, architecture)
     if self.rows is None:
       return found
-    return quantized_plans.plan(found, self.rows, architecture, has_amax=True)
+    rows = dataclasses.replace(self.rows, returns_amax=True)
+    return quantized_plans.plan(found, rows, architecture)
 
   def compiled(self, launch: planned.Launch) -> Any:
     """The kernel of one of its launches."""

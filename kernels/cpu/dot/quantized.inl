@@ -3,25 +3,6 @@
 //
 // Results that are quantized from float32 in cache.
 
-// Returns the bits of the largest finite magnitude.
-inline uint32_t FiniteAmax(const float* x, int64_t count) {
-  int32_t amax = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const auto bits = static_cast<int32_t>(AsBits(x[i]) & kMagnitude);
-    const int32_t finite = bits < static_cast<int32_t>(kInfinity) ? bits : 0;
-    amax = finite > amax ? finite : amax;
-  }
-  return static_cast<uint32_t>(amax);
-}
-
-inline void RaiseAmax(uint32_t amax, uint32_t* out) {
-  uint32_t known = __atomic_load_n(out, __ATOMIC_RELAXED);
-  while (known < amax &&
-         !__atomic_compare_exchange_n(out, &known, amax, true,
-                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-  }
-}
-
 // Quantizes x[rows, columns] to the rows from `row` on and the columns from
 // `column` on. The order of the calls changes no bit.
 inline void StoreQuantized(const QuantizedResult& out, const float* x,

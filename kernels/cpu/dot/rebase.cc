@@ -1,12 +1,12 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// What precedes the kernels of a dot. Rows of floats are quantized if asked.
+// Prepares the operands of a dot: quantizes rows of floats if asked, and rebases
+// scales far from 1, for example of gradients of 1e-12.
 //
-// Dots whose scales are far from 1, for example of gradients of 1e-12. A row is
-// rebased: its scales are divided by a power of two, so that the row is safe
-// (RowIsSafe), and its sums are multiplied by it. Only the scales are copied. A kernel that finds an unsafe row stops, and runs again with rebased
-// rows.
+// Rebasing divides the scales of a row by a power of two, so that the row is
+// safe (RowIsSafe), and multiplies its sums by it. Only the scales are copied.
+// A kernel that finds an unsafe row stops, and runs again with rebased rows.
 
 #include <math.h>
 
@@ -16,7 +16,6 @@
 namespace jaxplugin {
 namespace {
 #include "simd/codec.inl"
-#include "dot/quantized.inl"
 
 // Whether scales of this kind may be unsafe and can be rebased. The others have
 // exponents in the safe range.

@@ -7,11 +7,6 @@
 
 #include "simd/activations.inl"
 
-inline bool IsNorm(PrologueFunction function) {
-  return function == PrologueFunction::kRmsNorm ||
-         function == PrologueFunction::kLayerNorm;
-}
-
 typedef float HalfFloats __attribute__((vector_size(2 * kLanes)));
 typedef double Doubles __attribute__((vector_size(4 * kLanes)));
 

@@ -22,11 +22,14 @@ JAXPLUGIN_ALWAYS_INLINE const float* ReadFloats(const void* x, Format format,
 }
 
 // Quantizes `y`, values [i, i + count) of x or of the prologue's result. Copies
-// them if the call asks for them.
+// them and finds their amax if the call asks for it.
 inline void Store(const QuantizeArgs& args, const Codec& codec, int64_t i,
                   int64_t count, const float* y) {
   if (float* out = args.prologue.y) {
     __builtin_memcpy(out + i, y, count * sizeof(float));
+  }
+  if (uint32_t* amax = args.prologue.amax) {
+    RaiseAmax(FiniteAmax(y, count), amax);
   }
   const QuantizedFacts facts = FactsOf(args.format);
   QuantizeRun(codec, y, count, args.values + BytesOf(facts.values, i),
@@ -76,9 +79,7 @@ bool Quantize(const QuantizeArgs& args, const Parallel& parallel) {
   }
   *args.global_scale = global;
   const Codec codec = {args.format, args.round_up, global};
-  if (IsNorm(args.prologue.function)) {
-    return QuantizeNorms(args, codec, parallel);
-  }
+  if (args.prologue.IsNorm()) return QuantizeNorms(args, codec, parallel);
   const bool is_gated = args.prologue.function != PrologueFunction::kNone;
   const int64_t total = args.rows * args.k;
   return ParallelForInParts(

@@ -34,6 +34,25 @@ constexpr uint32_t kMagnitude = 0x7fffffff;
 constexpr uint32_t kInfinity = 0x7f800000;
 constexpr uint32_t kQuietNan = 0x7fc00000;
 
+// Returns the bits of the largest finite magnitude.
+inline uint32_t FiniteAmax(const float* x, int64_t count) {
+  int32_t amax = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto bits = static_cast<int32_t>(AsBits(x[i]) & kMagnitude);
+    const int32_t finite = bits < static_cast<int32_t>(kInfinity) ? bits : 0;
+    amax = finite > amax ? finite : amax;
+  }
+  return static_cast<uint32_t>(amax);
+}
+
+inline void RaiseAmax(uint32_t amax, uint32_t* out) {
+  uint32_t known = __atomic_load_n(out, __ATOMIC_RELAXED);
+  while (known < amax &&
+         !__atomic_compare_exchange_n(out, &known, amax, true,
+                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
 // Compile-time constants of a small float format.
 template <Format kFormat_>
 struct SmallFloat {

@@ -144,7 +144,7 @@ class PrologueTest(parameterized.TestCase):
     given = inputs(case)
     scale = np.float32(0.01) if case.format == "nvfp4" else None
     for rounding in (0, 1):
-      values, scales, _, *sums, y = testing.prologue(
+      values, scales, _, *sums, amax, y = testing.prologue(
         **given,
         **attributes(case),
         global_scale=scale,
@@ -160,6 +160,7 @@ class PrologueTest(parameterized.TestCase):
         same = (y == expected) | (np.isnan(y) & np.isnan(expected))
       self.assertTrue(np.all(same | (error <= bound)), np.nanmax(error / bound))
       self.assertFalse(np.isnan(y).all())
+      self.assertEqual(amax, np.abs(y[np.isfinite(y)]).max())
       if "residual" in given:
         np.testing.assert_array_equal(
           *(v.astype("f4") for v in (sums[0], total))
@@ -175,10 +176,10 @@ class PrologueTest(parameterized.TestCase):
   def test_no_rows_and_no_columns_give_empty_results(self):
     for shape in ((0, 64), (3, 0)):
       x = np.zeros(shape, BF16)
-      *_, total, y = testing.prologue(
+      *_, total, amax, y = testing.prologue(
         x, residual=x, weight=np.ones(shape[1], F32)
       )
-      self.assertEqual((total.shape, y.shape), (shape, shape))
+      self.assertEqual((total.shape, y.shape, amax), (shape, shape, 0))
 
   @parameterized.named_parameters(
     ("function", {"function": 6}, "prologue must be"),
@@ -202,8 +203,11 @@ class PrologueTest(parameterized.TestCase):
     ("computed", {"format": 3, "compute_global": 1}, "compute_global must be"),
     ("sum", {"residual": np.ones((2, 32), "f4"), "results": [((2, 33), "f4")]},
      "the sum must have"),
-    ("result", {"results": [((2, 32), BF16)]}, "the prologue's result must be"),
-    ("results", {"results": [((2, 32), "f4")] * 2}, "further results must be"),
+    ("result", {"results": [((2, 32), BF16)]}, r"last .* amax.*got bf16\[2,32"),
+    ("results", {"results": [((2, 32), "f4")] * 2}, r"once, got f32\[2,32"),
+    ("two_amax", {"results": [((), "f4")] * 2}, r"at most once, got f32\[\]"),
+    ("no_sum", {"residual": np.ones((2, 32), "f4"), "results": [((), "f4")]},
+     "the sum must have x's dtype and shape, got f32"),
     ("epsilon", {"epsilon": np.int64(1)}, "attribute epsilon must be f32"),
   )  # fmt: skip
   def test_malformed_call_is_an_error(self, change, message):

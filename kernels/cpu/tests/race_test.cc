@@ -132,7 +132,7 @@ std::vector<uint8_t> Quantize(const Kernels& kernels, QuantizedFormat format,
   const int64_t rows = 300, k = 512;
   std::vector<float> x(rows * k), sum(rows * k);
   for (size_t i = 0; i < x.size(); ++i) x[i] = float(i * 7919 % 1000) - 500;
-  std::vector<uint8_t> out(rows * k + rows * k / 16 + 4);
+  std::vector<uint8_t> out(rows * k + rows * k / 16 + 8);
   QuantizeArgs args{};
   args.x = x.data();
   args.x_format = Format::kF32;
@@ -140,13 +140,13 @@ std::vector<uint8_t> Quantize(const Kernels& kernels, QuantizedFormat format,
   args.k = k;
   args.format = format;
   args.round_up = true;
-  const bool is_norm = function == PrologueFunction::kRmsNorm ||
-                       function == PrologueFunction::kLayerNorm;
   args.prologue.function = function;
   args.prologue.alpha = args.prologue.limit = 3;
   args.prologue.up = x.data();
-  args.prologue.residual = is_norm ? x.data() : nullptr;
+  args.prologue.residual = args.prologue.IsNorm() ? x.data() : nullptr;
   args.prologue.sum = sum.data();
+  uint32_t amax = 0;
+  args.prologue.amax = &amax;
   args.compute_global = FactsOf(format).has_global_scale &&
                         function == PrologueFunction::kNone;
   args.values = out.data();
@@ -154,7 +154,8 @@ std::vector<uint8_t> Quantize(const Kernels& kernels, QuantizedFormat format,
   float global = 0;
   args.global_scale = &global;
   kernels.quantize(args, parallel);
-  std::memcpy(out.data() + out.size() - 4, &global, 4);
+  std::memcpy(out.data() + out.size() - 8, &global, 4);
+  std::memcpy(out.data() + out.size() - 4, &amax, 4);
   const auto* bytes = reinterpret_cast<const uint8_t*>(sum.data());
   out.insert(out.end(), bytes, bytes + 4 * sum.size());
   return out;

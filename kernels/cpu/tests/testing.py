@@ -410,12 +410,13 @@ def prologue(
 ):
   """Calls jaxplugin_quantize with a prologue.
 
-  Returns values, scale, the global scale, the sum if there is a residual, and
-  the prologue's result. `results` replaces the types of the last ones.
+  Returns values, scale, the global scale, the sum if there is a residual, amax,
+  and the prologue's result. `results` replaces the types of the last ones.
   """
   rows, k = x.shape[0], x.shape[1] // (2 if halves else 1)
   sums = [] if residual is None else [jax.ShapeDtypeStruct(x.shape, x.dtype)]
-  last = results or (*sums, jax.ShapeDtypeStruct((rows, k), np.float32))
+  f32 = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
+  last = results or (*sums, f32(), f32(rows, k))
   return quantize(
     x,
     global_scale,

@@ -142,6 +142,21 @@ def _store_largest(place, magnitude):
 
 
 @triton.jit
+def largest_finite(x, mask):
+  """Returns int32[rows]: f32 bits of each row's largest finite magnitude."""
+  bits = codec.f32_bits(x) & codec.MAGNITUDE_MASK
+  bits = tl.where(mask & (bits < codec.INFINITY_BITS), bits, 0)
+  return tl.max(bits, axis=1)
+
+
+@triton.jit
+def store_amax(largest, amax):
+  """Stores the largest of int32[rows], f32 bits, to amax[program], f32."""
+  largest = codec.from_bits(tl.max(largest, axis=0))
+  tl.store(amax + tl.program_id(0), largest)
+
+
+@triton.jit
 def _tile(
   x,
   other,

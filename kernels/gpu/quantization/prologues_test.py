@@ -147,6 +147,8 @@ class CodesTest(parameterized.TestCase):
     found = quantize_cases.run(
       quantize_plans.plan(rows, quantize_cases.SM_90), **arrays
     )
+    if rows.returns_amax:
+      self.assertEqual(found["amax"].max(), np.abs(y[is_finite]).max())
     values, scale = expected(y, rows.format, axis=axis, global_scale=one)
     if rows.swizzled:
       scale = np.asarray(layouts.swizzle_scale(jnp.asarray(scale)))
@@ -166,7 +168,14 @@ class CodesTest(parameterized.TestCase):
   def test_codes_are_those_of_the_result(self, prologue):
     # Each function with its operands computes a global scale once.
     kind = "given" if prologue in prologue_cases.CASES[::3] else "computed"
-    self.check(prologue, (2, 6, 288), BF16, format="nvfp4", global_scale=kind)
+    self.check(
+      prologue,
+      (2, 6, 288),
+      BF16,
+      format="nvfp4",
+      global_scale=kind,
+      returns_amax=True,
+    )
     self.check(
       prologue,
       (1, 5, 96),
@@ -187,9 +196,12 @@ class CodesTest(parameterized.TestCase):
       is_transposed=False,
       format="mxfp8",
       prologue=of(prologue, np.float32),
+      returns_amax=True,
     )
     launches = quantize_plans.plan_both(matrices, quantize_cases.SM_90)
     found = quantize_cases.run(launches, **arrays)
+    largest = np.abs(y[np.isfinite(y)]).max()
+    self.assertEqual(found["amax"].max(), largest)
     for axis, suffix, padding in ((2, "", (0, 30)), (1, "_t", (32, 0))):
       padded = np.pad(y, [(0, 0), *((0, n) for n in padding)])
       values, scale = expected(padded, "mxfp8", axis=axis)

@@ -147,6 +147,7 @@ def quantize(
   values,
   scale,
   total,
+  amax,
   rows: tl.constexpr,
   k: tl.constexpr,
   grid_rows: tl.constexpr,
@@ -175,7 +176,9 @@ def quantize(
       whole scale tiles, zeros past `rows`, where QUANTIZED pads them.
     scale: uint8[batch, rows, k / block size] where linear; swizzled, batch
       times `swizzle_scale`'s bytes, its padding included, without gaps.
-    total: x + residual, as x; None without a residual.
+    total: x + residual, as x; not written without a residual.
+    amax: f32[programs], for each program the largest finite magnitude of the
+      prologue's result; None if it is not wanted.
     rows, k: sizes; k has whole blocks.
     grid_rows, grid_k: sizes that the grid covers (`covered`): those of `x`, up
       to whole scale tiles where the scale is swizzled.
@@ -211,6 +214,8 @@ def quantize(
     tile = tiles.load_runs(
       x, batch, row, k_start, rows, k, x_strides, BLOCK_M, BLOCK_K
     )
+  if amax is not None:
+    global_scales.store_amax(global_scales.largest_finite(tile, True), amax)
 
   quantize_and_store(
     tile,
@@ -297,6 +302,7 @@ def quantize_both(
   scale,
   values_t,
   scale_t,
+  amax,
   rows: tl.constexpr,
   columns: tl.constexpr,
   k: tl.constexpr,
@@ -328,6 +334,7 @@ def quantize_both(
       bytes, and the scale k / block size.
     values_t, scale_t: the same of columns, blocked along rows: uint8[batch,
       columns, k_t], or uint8[batch, k_t, columns] by their strides.
+    amax: as for `quantize`.
     rows, columns: of `x`.
     k, k_t: columns and rows, and zeros that are quantized after them, which
       make whole blocks.
@@ -366,6 +373,8 @@ def quantize_both(
     )
   else:
     tile = tiles.load(x, batch, row, column, rows, columns, x_strides)
+  if amax is not None:
+    global_scales.store_amax(global_scales.largest_finite(tile, True), amax)
 
   quantize_and_store(
     tile,

@@ -207,6 +207,7 @@ class Rows:
     places: places of random bits; () for the offsets in x.
     prologue: see `QuantizeConstant`. Its features are k if k is minor; else
       they are the rows.
+    returns_amax: whether the prologue's amax is a result.
   """
 
   batch: int
@@ -223,6 +224,7 @@ class Rows:
   options: QuantizeOptions = NO_OPTIONS
   places: Places = ()
   prologue: Prologue | None = None
+  returns_amax: bool = False
 
   def layout(self, k: int) -> tuple[Sizes, Sizes]:
     """Returns `layout` of the quantized array with another `k`."""
@@ -266,6 +268,7 @@ class Matrices:
       (batch, column, row); () if no bits are drawn.
     prologue: see `QuantizeConstant`. A gated activation, whose features are
       columns.
+    returns_amax: see `Rows`.
   """
 
   batch: int
@@ -285,6 +288,7 @@ class Matrices:
   places: Places = ()
   places_t: Places = ()
   prologue: Prologue | None = None
+  returns_amax: bool = False
 
   @property
   def x_strides(self) -> Sizes:

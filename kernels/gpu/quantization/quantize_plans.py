@@ -7,7 +7,8 @@ quantizes along two axes, from one read. A computed global scale takes one read
 before, which finds the largest magnitudes of parts of x, or of a small x all of
 its global scale; `plan_maxima` and its twin for two have the former alone.
 Arrays are "x", "global_scale", "key", "maxima", "values" and "scale", operands
-of a prologue, and its "total", x + residual; names that end in "_t" are of
+of a prologue, its "total", x + residual, and "amax", the largest finite
+magnitudes of parts of its result; names that end in "_t" are of
 columns. No launch lets the compiler contract a product
 and a sum, which would change bits.
 """
@@ -78,8 +79,9 @@ def plan_of_m(
   config = quantize_config.default_config(x, architecture)
   launch = quantize_launch(x, config, 0)
   constants = dict(launch.constexprs)
-  for name in ("rows", "grid_rows", "grid_k", "random_places", "total"):
+  for name in ("rows", "grid_rows", "grid_k", "random_places"):
     del constants[name]
+  del constants["total"], constants["amax"]
   return dataclasses.replace(
     launch,
     kernel="quantize_of_m",
@@ -255,12 +257,15 @@ def quantize_launch(
     ),
   }
   not_computed, computed = _global_scales(("global_scale",), num_maxima)
-  total = []
-  if x.prologue is not None and x.prologue.has_residual:
-    shape, _ = x.layout(x.k)
-    total.append(launching.Output("total", shape, x.prologue.dtype))
+  grid = quantize_config.num_tiles(config, x.batch, grid_rows, grid_k)
+  more = []
+  if x.prologue is not None and (x.prologue.has_residual or x.returns_amax):
+    # The kernel does not write one value.
+    shape = x.layout(x.k)[0] if x.prologue.has_residual else (1,)
+    more.append(launching.Output("total", shape, x.prologue.dtype))
   else:
     constants["total"] = None
+  amax, constant = _amax(x, grid)
   return launching.Launch(
     kernel="quantize",
     name=f"quantize_{_name(x)}{x.options.suffix}_{_tile_name(config)}",
@@ -275,10 +280,11 @@ def quantize_launch(
       *computed,
       launching.Output("values", values, "uint8"),
       launching.Output("scale", scale, "uint8"),
-      *total,
+      *more,
+      *amax,
     ),
-    constexprs=tuple(constants.items()),
-    grid=quantize_config.num_tiles(config, x.batch, grid_rows, grid_k),
+    constexprs=tuple((constants | constant).items()),
+    grid=grid,
     num_warps=config.num_warps,
   )
 
@@ -329,6 +335,8 @@ def _quantize_both_launch(
     "key_t" if x.options_t.is_stochastic else "x",
   )
   suffix = f"{_both_suffix(x.options, x.options_t)}_{_tile_name(config)}"
+  grid = quantize_config.num_tiles(config, x.batch, x.k_t, x.k)
+  amax, constant = _amax(x, grid)
   return launching.Launch(
     kernel="quantize_both",
     name=f"quantize_both_{_name(x)}{suffix}",
@@ -346,9 +354,10 @@ def _quantize_both_launch(
       launching.Output("scale", scale, "uint8"),
       launching.Output("values_t", values_t, "uint8"),
       launching.Output("scale_t", scale_t, "uint8"),
+      *amax,
     ),
-    constexprs=tuple(constants.items()),
-    grid=quantize_config.num_tiles(config, x.batch, x.k_t, x.k),
+    constexprs=tuple((constants | constant).items()),
+    grid=grid,
     num_warps=config.num_warps,
   )
 
@@ -365,7 +374,17 @@ def _operands(
 
 def _name(x: quantize_config.Rows | quantize_config.Matrices) -> str:
   """Returns the function of x and the format, for names in profiles."""
-  return f"{x.prologue.function}_{x.format}" if x.prologue else x.format
+  function = f"{x.prologue.function}_" if x.prologue else ""
+  return f"{function}{x.format}{'_amax' * x.returns_amax}"
+
+
+def _amax(
+  x: quantize_config.Rows | quantize_config.Matrices, programs: int
+) -> tuple[list[launching.Output], dict[str, None]]:
+  """Returns the output of amax, or the constant of a kernel without it."""
+  if x.returns_amax:
+    return [launching.Output("amax", (programs,), "float32")], {}
+  return [], {"amax": None}
 
 
 def _global_scales(

@@ -85,7 +85,7 @@ def ragged_quantized_kernel(
   bias,
   out_global_scale,
   key,
-  maxima,
+  amax,
   values,
   scale,
   TILING: tl.constexpr,
@@ -101,7 +101,7 @@ def ragged_quantized_kernel(
   _, batch, row, column, k = tiles.program_position(TILING)
   group, row, end = rows_of_tile(group_sizes, row // block_m, m, TILING)
   epilogue = (global_scale, bias)
-  out = (out_global_scale, key, maxima, values, scale)
+  out = (out_global_scale, key, amax, values, scale)
   place = (group, row, end, column)
   if row >= end:
     epilogues.store_amax(tl.zeros((1,), tl.int32), out, RESULT)
@@ -216,7 +216,7 @@ def ragged_reduce_quantized_kernel(
   bias,
   out_global_scale,
   key,
-  maxima,
+  amax,
   values,
   scale,
   TILING: tl.constexpr,
@@ -230,7 +230,7 @@ def ragged_reduce_quantized_kernel(
   m: tl.constexpr = TILING.shape.m
   operands = (workspace, group_sizes)
   epilogue = (global_scale, bias)
-  out = (out_global_scale, key, maxima, values, scale)
+  out = (out_global_scale, key, amax, values, scale)
   x, row, column, mask = _sum(
     tl.program_id(0), m, operands, epilogue, TILING, BLOCK
   )

@@ -87,7 +87,7 @@ class QuantizedResultTest(executed_cases.Case):
     )
     np.testing.assert_array_equal(got["scale"].reshape(scale.shape), scale)
     np.testing.assert_array_equal(got["values"].reshape(values.shape), values)
-    self.assertEqual(got["maxima"].max(), np.abs(x).max())
+    self.assertEqual(got["amax"].max(), np.abs(x).max())
 
   @parameterized.parameters(*LARGE)
   def test_kernels_neither_spill_nor_run_fewer_programs(
