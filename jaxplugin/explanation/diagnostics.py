@@ -20,6 +20,7 @@ import jax
 from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.dot import primitive
+from jaxplugin.explanation import estimates
 from jaxplugin.explanation import products
 from jaxplugin.explanation import report
 from jaxplugin.jaxext import jax_private
@@ -39,6 +40,14 @@ from jaxplugin.stablehlo import modules
 from jaxplugin.stablehlo import rewriter
 
 _NUMBERS: Final = (bool, int, float, complex)
+# Reasons of `program.FUNCTIONS`.
+_BY_OPERATIONS: Final = {
+  "quantize_by_operations": (
+    "kernels support neither empty arrays nor, under jax.vmap, a global scale,"
+    " a key or a norm's weight for each entry"
+  ),
+  "quantize_integers": "no kernel quantizes by the rules of these integers",
+}
 _MATMULS: Final = (primitive.block_scaled_dot_p, *ragged_primitive.PRIMITIVES)
 _LOOP: Final = "stablehlo.while"
 _BRANCHES: Final = ("stablehlo.if", "stablehlo.case")
@@ -148,6 +157,8 @@ def explain(
       )
       if not is_fused:
         quantizations.append(explain_quantization(operation))
+    elif program.called_function(operation.eqn) is not None:
+      quantizations.append(_explain_function(operation, target))
     elif (other := products.explain(operation, target)) is not None:
       others.append(other)
   # `accept_quantized` also adds dequantizations whose results are unused.
@@ -251,7 +262,8 @@ def _explain_call(
   """Explains one call of a module."""
   fields: dict[str, Any] = {"problem": None, "target": target, "decision": None}
   if item.decided is not None:
-    fields = _explain_decided(item.dot, item.decided)
+    results = [x.aval for x in item.dot.outvars]
+    fields = _explain_decided(item.dot, item.decided, results)
   return report.Explained(
     **fields | {"error": item.error},
     source=item.source,
@@ -289,8 +301,11 @@ def _explain_matmul(
   error = _export_error(operation) if for_export else None
   if error is not None:
     decided = dataclasses.replace(decided, decision=None, error=error)
-  fields = _explain_decided(eqn, decided)
-  _, note = products.quantized_result(operation, target, for_export=for_export)
+  is_fused, note = products.quantized_result(
+    operation, target, for_export=for_export
+  )
+  computed = operation.alternative if is_fused else eqn
+  fields = _explain_decided(eqn, decided, [x.aval for x in computed.outvars])
   fields["decision"] = products.with_notes(operation, decided.decision, note)
   return report.Explained(**products.place(operation), **fields)
 
@@ -302,13 +317,21 @@ def _export_error(operation: program.TracedOperation) -> str | None:
   return lowering.symbolic_error([x.aval for x in operation.eqn.invars])
 
 
-def _explain_decided(eqn: Any, decided: choice.Decided) -> dict[str, Any]:
-  """Returns fields of a `report.Explained` that follow from a decision."""
+def _explain_decided(
+  eqn: Any, decided: choice.Decided, results: Sequence[Any]
+) -> dict[str, Any]:
+  """Returns fields of a `report.Explained` that follow from a decision.
+
+  Args:
+    eqn: equation of the matmul.
+    decided: the decision.
+    results: arrays that the matmul's kernel writes.
+  """
   fields = dict(vars(decided))
   if decided.decision is not None:
     backend = products.backend_of(decided)
     refusal = backend.lowering_refusal(decided.target)
-    fields["estimate"] = products.estimate(eqn, decided)
+    fields["estimate"] = products.estimate(eqn, decided, results)
     if refusal is None:
       fields["launched_by"] = backend.launched_by(decided.target)
     else:
@@ -345,6 +368,12 @@ def _explain_quantization(
     operation=name,
     description=str(problem),
     target=target,
+    estimate=estimates.of_arrays(
+      [x.aval for x in eqn.invars],
+      [x.aval for x in eqn.outvars],
+      target,
+      reads=2 if getattr(problem, "computes_global_scale", False) else 1,
+    ),
   )
   error = _export_error(operation) if for_export else None
   if error is not None:
@@ -467,3 +496,30 @@ def _symbol(operation: Any) -> str:
   if "sym_name" not in attributes:
     return ""
   return module_parsing.string(attributes["sym_name"])
+
+
+def _explain_function(
+  operation: program.TracedOperation, target: targets.Target | None
+) -> report.ExplainedQuantization:
+  """Explains a call of one of `program.FUNCTIONS`."""
+  eqn = operation.eqn
+  target = target or targets.current_target()
+  x, *_ = read = [v.aval for v in eqn.invars]
+  written = [v.aval for v in eqn.outvars]
+  (sub,) = program.sub_jaxprs(eqn)
+  name = jax_private.scopes(sub.eqns[0].source_info)[0].text
+  before, _, result = name.removesuffix(" by xla").partition(" to ")
+  producer = before.rpartition(" of ")[0]
+  return report.ExplainedQuantization(
+    **products.place(operation),
+    operation="quantize",
+    description=f"{products.describe(x)} to {result}"
+    + (f", after {producer}" if producer else ""),
+    target=target,
+    implementation="xla",
+    reason=_BY_OPERATIONS[eqn.params["name"]],
+    # A global scale that is computed has fewer dimensions than x.
+    estimate=estimates.of_arrays(
+      read, written, target, reads=1 + any(y.ndim < x.ndim for y in written)
+    ),
+  )

@@ -1,9 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Roofline estimates: bytes and FLOPs of a matmul, and its least time.
+"""Roofline estimates: bytes and FLOPs of an operation, and its least time.
 
-Operands are read once and the result is written once, at the vendor's published
-bandwidth and FLOP rate. No kernel reaches both.
+Operands are read once and results are written once, at the vendor's published
+bandwidth and FLOP rate. If quantizing computes a global scale, its operands are
+read twice. No kernel reaches both rates.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _TERA: Final = 1e12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-  """Roofline estimate of one matmul.
+  """Roofline estimate of one matmul or one quantization.
 
   Attributes:
-    num_bytes: bytes of the operands and the result, each counted once.
+    num_bytes: bytes that are read and written at least.
     flops: FLOPs; a multiplication and its addition count as two.
     seconds: least time by the target's published figures; None if the target
       has none.
@@ -102,7 +103,7 @@ def estimate(
   precision: Precision | None,
   target: targets.Target,
 ) -> Estimate:
-  """Returns the roofline estimate of one matmul.
+  """Returns the roofline estimate of one operation.
 
   Args:
     num_bytes: bytes read and written.
@@ -127,6 +128,26 @@ def estimate(
   )
 
 
+def of_arrays(
+  read: Iterable[Any],
+  written: Iterable[Any],
+  target: targets.Target,
+  *,
+  reads: int = 1,
+) -> Estimate | None:
+  """Returns the estimate without FLOPs, or None if a size is symbolic.
+
+  Args:
+    read, written: arrays.
+    target: the device.
+    reads: how often the arrays are read.
+  """
+  in_bytes, out_bytes = bytes_of(read), bytes_of(written)
+  if in_bytes is None or out_bytes is None:
+    return None
+  return estimate(reads * in_bytes + out_bytes, 0.0, None, target)
+
+
 def bytes_of(avals: Iterable[Any]) -> float | None:
   """Returns the arrays' bytes, or None if a size is symbolic.
 
@@ -144,7 +165,9 @@ def bytes_of(avals: Iterable[Any]) -> float | None:
 
 def in_words(num_bytes: float, flops: float, seconds: float | None) -> str:
   """Returns text such as "1.2 GB, 3.4 TFLOP, at least 5.6 us"."""
-  parts = [_with_prefix(num_bytes, "B"), _with_prefix(flops, "FLOP")]
+  parts = [_with_prefix(num_bytes, "B")]
+  if flops:
+    parts.append(_with_prefix(flops, "FLOP"))
   if seconds is not None:
     parts.append(f"at least {time_in_words(seconds)}")
   return ", ".join(parts)

@@ -160,8 +160,12 @@ def backend_of(
   return operation.backends()[decided.decision.implementation]
 
 
-def estimate(eqn: Any, decided: choice.Decided) -> estimates.Estimate | None:
+def estimate(
+  eqn: Any, decided: choice.Decided, results: Sequence[Any]
+) -> estimates.Estimate | None:
   """Estimates a matmul; None if a size is symbolic.
+
+  `results` are the arrays that its kernel writes.
 
   The number of groups with rows is unknown. The estimate of a ragged dot
   assumes the smaller of the number of rows and the number of groups. A
@@ -187,9 +191,7 @@ def estimate(eqn: Any, decided: choice.Decided) -> estimates.Estimate | None:
     used = min(problem.m, problem.groups) / max(problem.groups, 1)
   arrays = call.arrays()
   in_groups = estimates.bytes_of(arrays.pop(n) for n in grouped if n in arrays)
-  others = estimates.bytes_of(
-    [*arrays.values(), *(v.aval for v in eqn.outvars)]
-  )
+  others = estimates.bytes_of([*arrays.values(), *results])
   assert in_groups is not None and others is not None
   is_native = False
   if not isinstance(problem, ragged_problems.ContractionProblem):

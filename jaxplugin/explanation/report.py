@@ -114,6 +114,7 @@ class ExplainedQuantization(Place):
     decisions: the decisions that lowering follows, with every refusal; one for
       each axis if no kernel supports both.
     problems: the problem of each decision.
+    estimate: bytes and least time; None if not known.
   """
 
   operation: str
@@ -125,6 +126,7 @@ class ExplainedQuantization(Place):
   problems: tuple[
     quantization.QuantizationProblem | quantization.DequantizationProblem, ...
   ] = ()
+  estimate: estimates.Estimate | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -324,18 +326,19 @@ class Explanation(Sequence):
       *self._products(),
       *self.others,
     ]
-    known = [p.estimate for p in products if p.estimate is not None]
-    complete = bool(products) and len(known) == len(products)
-    seconds = [e.seconds for e in known if e.seconds is not None]
-    weights = [p.runs for p in products]
-    total = lambda values: sum(
-      w * v for w, v in zip(weights, values, strict=True)
-    )
+    every = [*products, *self.quantizations]
+
+    def total(items: Sequence[Any], field: str) -> float | None:
+      values = [getattr(item.estimate, field, None) for item in items]
+      if not items or None in values:
+        return None
+      return sum(x.runs * v for x, v in zip(items, values, strict=True))
+
     return {
       "block_scaled": sum(dot.count for dot in self._products()),
       "products": sum(p.count for p in products),
       "block_scaled_runs": sum(dot.runs for dot in self._products()),
-      "product_runs": sum(weights),
+      "product_runs": sum(p.runs for p in products),
       "while_loop_products": sum(p.count for p in products if p.trips is None),
       "implementations": _counted(
         (dot.decision.implementation if dot.decision else "none", dot.count)
@@ -344,11 +347,9 @@ class Explanation(Sequence):
       "quantizations": _counted(
         (item.implementation, item.count) for item in self.quantizations
       ),
-      "num_bytes": total(e.num_bytes for e in known) if complete else None,
-      "flops": total(e.flops for e in known) if complete else None,
-      "seconds": (
-        total(seconds) if complete and len(seconds) == len(known) else None
-      ),
+      "num_bytes": total(every, "num_bytes"),
+      "flops": total(products, "flops"),
+      "seconds": total(every, "seconds"),
     }
 
   @property
@@ -469,10 +470,10 @@ class Explanation(Sequence):
     sheets = {t.name: estimates.sheet_of(t) for t in found}
     if figures["seconds"] is not None:
       yield (
-        "estimate of the matmuls only, from published figures of"
+        "estimate of matmuls and quantizing, from published figures of"
         f" {', '.join(map(str, dict.fromkeys(sheets.values())))}: "
         + estimates.in_words(
-          figures["num_bytes"], figures["flops"], figures["seconds"]
+          figures["num_bytes"], figures["flops"] or 0.0, figures["seconds"]
         )
       )
     elif figures["products"]:
@@ -610,11 +611,7 @@ def _decision_lines(dot: Explained) -> Iterator[str]:
     yield f"padding: {decision.padding}"
   for note in decision.notes:
     yield f"note: {note}"
-  if dot.estimate is not None and dot.estimate.seconds is not None:
-    words = estimates.in_words(
-      dot.estimate.num_bytes, dot.estimate.flops, dot.estimate.seconds
-    )
-    yield f"estimate: {words} ({dot.estimate.bound})"
+  yield from _estimate_lines(dot.estimate)
   for refusal in decision.refusals:
     yield f"not {refusal.implementation}: {refusal.reason}"
 
@@ -627,6 +624,15 @@ def _quantization_lines(item: ExplainedQuantization) -> Iterator[str]:
       yield f"{decision.implementation}: {decision.reason}"
   for note in dict.fromkeys(n for d in item.decisions for n in d.notes):
     yield f"note: {note}"
+  yield from _estimate_lines(item.estimate)
+
+
+def _estimate_lines(estimate: estimates.Estimate | None) -> Iterator[str]:
+  if estimate is not None and estimate.seconds is not None:
+    words = estimates.in_words(
+      estimate.num_bytes, estimate.flops, estimate.seconds
+    )
+    yield f"estimate: {words} ({estimate.bound})"
 
 
 def _counted(items: Any) -> dict[str, int]:

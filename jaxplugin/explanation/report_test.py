@@ -474,6 +474,58 @@ class EstimateTest(parameterized.TestCase):
       explanation.details(), r"estimate: 37\.8 MB, 134 MFLOP, at least 7\.87 us"
     )
 
+  # Rows 64, n and k 256. A value of MXFP8 has 1 + 1 / 32 bytes, NVFP4 half a
+  # byte, 1 / 16 and an f32; UINT4_128 half a byte, an f16 and a uint8.
+  @parameterized.parameters(
+    ("quantize", "mxfp8", 256 * 2 + 264),
+    ("quantize", "nvfp4", 2 * 256 * 2 + 144, 4),
+    ("quantize", "uint4_128", 256 * 2 + 128 + 2 * (2 + 1)),
+    ("norm", "mxfp8", 256 * 2 + 264),
+    # Under vmap each entry has a global scale, and XLA computes the norm.
+    ("norm", "nvfp4", 2 * 256 * 2 + 144, 4, 2 * 256 * 4 + 144),
+    # XLA computes the norm in f32.
+    ("norm", "uint4_128", 256 * 4 + 128 + 2 * (2 + 1)),
+    ("silu", "mxfp8", 2 * 256 * 2 + 264),
+  )
+  def test_bytes_of_quantizing(self, name, format, row, more=0, mapped=None):
+    functions = {
+      "quantize": lambda x: jp.quantize(x, format),
+      "norm": lambda x: jp.nn.rms_norm(x, out_format=format),
+      "silu": lambda x: jp.nn.silu_and_mul(x, x + 1, out_format=format),
+    }
+    function = functions[name]
+    x = jax.ShapeDtypeStruct((64, 256), jnp.bfloat16)
+    batch = jax.ShapeDtypeStruct((3, 64, 256), jnp.bfloat16)
+    explanation = jp.explain(function, x, target=H200)
+    (found,) = explanation.quantizations
+    self.assertEqual(found.estimate.num_bytes, 64 * row + more)
+    self.assertIn(f"[64, 256] to {format}", found.description)
+    self.assertRegex(explanation.details(), r"\n    estimate: \d.* \(memory\)")
+    self.assertEqual(explanation.summary()["num_bytes"], 64 * row + more)
+    (found,) = jp.explain(jax.vmap(function), batch, target=H200).quantizations
+    row = mapped or row
+    self.assertEqual(found.estimate.num_bytes, 3 * (64 * row + more))
+
+  @parameterized.parameters((H200, True), (B200, False))
+  def test_result_that_a_kernel_quantizes_is_not_written_in_f32(
+    self, target, is_fused
+  ):
+    x = jax.eval_shape(lambda: jp.quantize(jnp.zeros((64, 256)), "mxfp8"))
+    function = lambda x, w: jp.linear(x, w, out_format="mxfp8")
+    implementation = "triton" if is_fused else None
+    if is_fused:
+      function = functools.partial(
+        jp.linear, out_format="mxfp8", implementation=implementation
+      )
+    explanation = jp.explain(function, x, x, target=target)
+    operands, result, wide = 2 * 64 * 264, 64 * 66, 64 * 64 * 4
+    self.assertEqual(
+      explanation[0].estimate.num_bytes,
+      operands + (result if is_fused else wide),
+    )
+    total = operands + result + (0 if is_fused else 2 * wide)
+    self.assertEqual(explanation.summary()["num_bytes"], total)
+
   @parameterized.parameters(
     # Dense TFLOP/s from the data sheets: FP4 and FP8 of B200; else bf16.
     (B200, jp.NVFP4, 9000),

@@ -18,6 +18,10 @@ from jaxplugin.jaxext.tracing import binding_private
 # Operations whose jaxprs are programs in a kernel language.
 KERNELS: Final = frozenset({"pallas_call", "core_map", "mpmd_map"})
 
+# Jitted functions of this package that are one operation. No kernel computes
+# them.
+FUNCTIONS: Final = frozenset({"quantize_by_operations", "quantize_integers"})
+
 # Operations whose result is a slice if their operand is one.
 _VIEWS: Final = frozenset({"reshape", "squeeze", "bitcast_convert_type"})
 
@@ -126,9 +130,17 @@ def _walk(
 def _is_leaf(eqn: Any) -> bool:
   """Returns whether jaxprs inside an equation are not part of the program."""
   scaled = jax_private.scaled_primitives()
-  return eqn.primitive.name in KERNELS or any(
-    eqn.primitive in s for s in scaled
+  return (
+    eqn.primitive.name in KERNELS
+    or any(eqn.primitive in s for s in scaled)
+    or called_function(eqn) is not None
   )
+
+
+def called_function(eqn: Any) -> str | None:
+  """Returns the name in `FUNCTIONS` of the function that is called, or None."""
+  name = eqn.params.get("name") if eqn.primitive.name == "jit" else None
+  return name if name in FUNCTIONS else None
 
 
 def _inside(eqn: Any, around: _Around) -> _Around:

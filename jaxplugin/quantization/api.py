@@ -400,7 +400,7 @@ def _quantize(
   size = x.shape[axis]
   format = format.along(size)
   if format.offset_dtype is not None or rule is not None:
-    values, scale, offset = integers.quantize(
+    values, scale, offset = integers.quantize_integers(
       x, key, format, axis, packed, rule
     )
     return values, scale, None, offset

@@ -34,10 +34,11 @@ _MIN_NORMAL: Final = 2.0**-126
 _RANDOM_BITS: Final = 16
 
 
+# `explain` finds this call in a traced function by its name.
 @functools.partial(
-  jax.jit, static_argnames=("format", "axis", "packed", "rule"), inline=True
+  jax.jit, static_argnames=("format", "axis", "packed", "rule")
 )
-def quantize(
+def quantize_integers(
   x: jax.Array,
   key: jax.Array | None,
   format: formats.BlockFormat,
@@ -55,6 +56,18 @@ def quantize(
     packed: whether two 4-bit values are packed a byte along `axis`.
     rule: one of `PACKAGE_RULES`; None if the format has an `offset_dtype`.
   """
+  with jax.named_scope(f"{x.dtype.name} to {format} by xla"):
+    return _quantize(x, key, format, axis, packed, rule)
+
+
+def _quantize(
+  x: jax.Array,
+  key: jax.Array | None,
+  format: formats.BlockFormat,
+  axis: int,
+  packed: bool,
+  rule: str | None,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   size = x.shape[axis]
   count = extents.divide_up(size, format.block_size)
   x = _flushed(x.astype(jnp.float32))

@@ -46,6 +46,7 @@ from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import mesh_axes
+from jaxplugin.operation import logs
 from jaxplugin.operation import primitive
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
@@ -132,7 +133,7 @@ def produce(
     *(operand for operand in given if operand is not None),
   ]
   if 0 in problem.shape:  # Only XLA ops support empty arrays.
-    results = _by_operations(*operands, problem=problem)
+    results = quantize_by_operations(*operands, problem=problem)
   else:
     results = _bind(
       operands,
@@ -218,18 +219,21 @@ def _with_key(
   return options, key
 
 
-@functools.partial(jax.jit, static_argnames="problem", inline=True)
-def _by_operations(*args, problem):
+# `explain` finds this call in a traced function by its name.
+@functools.partial(jax.jit, static_argnames="problem")
+def quantize_by_operations(*args, problem):
   """Computes the results of `quantize_p` with XLA ops."""
-  args, problem, rest = xla.after_prologue(args, problem)
-  x, _, global_scale, keys = _operands(args, problem)
-  results = [
-    leaf
-    for i, (single, key) in enumerate(zip(problem.singles(), keys, strict=True))
-    for leaf in xla.quantize(
-      x, _own_scales(global_scale, i, 1), single, keys=[key]
-    )
-  ]
+  with jax.named_scope(logs.scope(problem, "xla")):
+    args, problem, rest = xla.after_prologue(args, problem)
+    x, _, global_scale, keys = _operands(args, problem)
+    singles = zip(problem.singles(), keys, strict=True)
+    results = [
+      leaf
+      for i, (single, key) in enumerate(singles)
+      for leaf in xla.quantize(
+        x, _own_scales(global_scale, i, 1), single, keys=[key]
+      )
+    ]
   return [*results, *rest]
 
 
@@ -292,7 +296,7 @@ def _jvp(primals, tangents, *, problem, **params):
 def _separately(*args, problem, **params):
   """Computes `quantize_p` after its prologue, or without one by XLA ops."""
   if problem.prologue is None:
-    return _by_operations(*args, problem=problem)
+    return quantize_by_operations(*args, problem=problem)
   args, problem, rest = xla.after_prologue(args, problem)
   return [*quantize_p.bind(*args, problem=problem, **params), *rest]
 

@@ -62,7 +62,7 @@ _NUMBER: Final = re.compile(r"\bparameter\((\d+)\)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernel:
-  """One kernel, and what it moves in one run of the program.
+  """A kernel, and the bytes that it moves each time it runs.
 
   Attributes:
     name: name of the instruction.
@@ -70,10 +70,12 @@ class Kernel:
       "quantize" quantizes or dequantizes, and may compute what it quantizes.
       "weight" quantizes an argument of the program that is named `weights` or
       `params`. "producer" is another kernel of a norm or activation.
-    read, written: bytes.
-    quantizing: bytes of quantizing activations. They are the kernel's quantized
-      results and, if it only quantizes, the arrays that it reads. An array
-      counts again as written, if a kernel of the program writes it.
+    read, written: bytes in each run.
+    quantizing: bytes of quantizing activations in each run. They are the
+      kernel's quantized results and, if it only quantizes, the arrays that it
+      reads. Such an array counts again if a kernel of another kind writes it.
+      If a kernel computes a norm or activation in a second pass, after the
+      global scale, the arrays of both passes count once.
     times: how often the kernel runs.
     is_bound: whether `times` is a lower bound.
   """
@@ -169,6 +171,7 @@ class _Computation:
     self.program = program
     self.instructions = {x.name: x for x in program.computations.get(name, ())}
     self.users: dict[str, list[hlo_text.HloInstruction]] = {}
+    self._handed_over: set[Array] = set()
     for instruction in self.instructions.values():
       for operand in dict.fromkeys(instruction.operands):
         self.users.setdefault(operand, []).append(instruction)
@@ -312,7 +315,10 @@ class _Computation:
       quantizing = sum(self._quantized(instruction, writes, produces))
       if not produces:
         quantizing += sum(reads.values())
-        quantizing += sum(map(self._handed_over, reads))
+        quantizing += sum(map(self._once_written, reads))
+      else:
+        before = self._of_first_pass(reads)
+        quantizing += sum(reads[array] for array in before & reads.keys())
     return Kernel(
       name=instruction.name,
       kind=kind,
@@ -338,8 +344,22 @@ class _Computation:
       if not (produces and [shape] in given)
     ]
 
-  def _handed_over(self, array: Array) -> float:
-    """Returns the bytes that another kind of kernel writes of an array."""
+  def _of_first_pass(self, reads: Iterable[Array]) -> set[Array]:
+    """Returns the arrays that quantize kernels before this one read."""
+    writers = [self.instructions[name] for name, _ in reads]
+    return {
+      array
+      for writer in writers
+      if writer.opcode not in (*hlo_text.FREE, *hlo_text.RUNNING)
+      and self.kind(writer)[0] == "quantize"
+      for array in self.reads(writer)
+    }
+
+  def _once_written(self, array: Array) -> float:
+    """Returns the bytes that another kind of kernel writes; 0 the next time."""
+    if array in self._handed_over:
+      return 0.0
+    self._handed_over.add(array)
     name, index = array
     instruction = self.instructions[name]
     if instruction.opcode in ("constant", "parameter", *hlo_text.RUNNING):

@@ -10,7 +10,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin.lab.compilation import deviceless
 from jaxplugin.lab.compilation import traffic
+from jaxplugin.testing import installed
+
+needs_compiler = installed.needs("jax_cuda13_plugin")
 
 # f32[64] has 256 bytes.
 TEXT = """HloModule m
@@ -181,6 +185,26 @@ class CompiledTest(parameterized.TestCase):
     self.assertEqual(found[fused], quantized)
     (kernel,) = kernels
     self.assertEqual(kernel.num_bytes, size + quantized)
+
+  @needs_compiler
+  def test_two_passes_of_nvfp4_are_what_they_are_by_hand(self):
+    """The first pass reads for the global scale, the second one quantizes."""
+    x = jax.ShapeDtypeStruct((64, 256), jnp.bfloat16)
+    size, quantized = 64 * 256 * 2, 64 * 256 * (1 / 2 + 1 / 16)
+    h200 = jp.named_target("h200")
+
+    def separate(x):
+      return jp.quantize(jnp.sin(x), "nvfp4")
+
+    fused = lambda x: jp.nn.rms_norm(x, out_format="nvfp4")
+    for function, expected in (
+      (separate, 3 * size + quantized),
+      (fused, size + quantized),
+    ):
+      compiled = deviceless.compile(function, x, target=h200)
+      found = traffic.quantizing(traffic.of_compiled(compiled))
+      # Partial maxima and the global scale are some hundred bytes.
+      self.assertBetween(found, expected, expected + 2000)
 
   def test_weights_are_separate(self):
     dot = jp.dot_general("mxfp8", "mxfp8")
