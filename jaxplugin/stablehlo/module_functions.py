@@ -408,18 +408,18 @@ def is_emitted(
   dots = [op for op in operations if module_calls.call_name(op) is not None]
   if len(functions) != 1 or len(dots) != 1:
     return False
-  (dot,) = dots
+  (product,) = dots
   if not (
-    module_calls.call_name(dot) == call.name
-    and module_calls.read(dot) == call
+    module_calls.call_name(product) == call.name
+    and module_calls.read(product) == call
     and module_calls.has_default_layouts(operation)
-    and _origin(operations[-1].operands[0]) == dot.results[0]
+    and _origin(operations[-1].operands[0]) == product.results[0]
   ):
     return False
   return all(
     _is_prepared(needs, has, argument)
     for needs, has, argument in zip(
-      dot.operands, operation.operands, block.arguments, strict=True
+      product.operands, operation.operands, block.arguments, strict=True
     )
   )
 
