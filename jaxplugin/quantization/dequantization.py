@@ -208,9 +208,9 @@ def _abstract_eval(values, *given, problem, target, overlay):
   )
 
 
-def _jvp(primals, tangents, *, problem, **params):
+def _jvp(primals, moved, *, problem, **params):
   """Returns the result of the primitive and the tangent of its XLA ops."""
-  active = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+  active = [i for i, t in enumerate(moved) if type(t) is not ad.Zero]
 
   def function(*args):
     given = dict(zip(active, args, strict=True))
@@ -220,7 +220,7 @@ def _jvp(primals, tangents, *, problem, **params):
   _, tangent = jax.jvp(
     function,
     tuple(primals[i] for i in active),
-    tuple(tangents[i] for i in active),
+    tuple(moved[i] for i in active),
   )
   return dequantize_p.bind(*primals, problem=problem, **params), tangent
 

@@ -546,8 +546,8 @@ def result_sharding(
 def _like_result(shape: tuple[Any, ...], out_sharding: Any) -> jax.Array:
   """Computes JAX's ragged dot with k = 0 or m = 0, and a result of a shape."""
   dtype = np.float32
-  *groups, rows, columns = shape
-  if not groups:
+  *lead, rows, columns = shape
+  if not lead:
     return lax.ragged_dot(
       jnp.zeros((rows, 0), dtype),
       jnp.zeros((1, 0, columns), dtype),
@@ -557,7 +557,7 @@ def _like_result(shape: tuple[Any, ...], out_sharding: Any) -> jax.Array:
   return lax.ragged_dot_general(
     jnp.zeros((0, rows), dtype),
     jnp.zeros((0, columns), dtype),
-    jnp.zeros(groups, np.int32),
+    jnp.zeros(lead, np.int32),
     lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ()),
     out_sharding=out_sharding,
   )
