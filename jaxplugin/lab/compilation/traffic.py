@@ -242,12 +242,14 @@ class _Computation:
     names = self.names(instruction)
     has = lambda scope: any(map(scope.search, names))
     produces = has(_PRODUCER_SCOPE)
-    if self.multiplies(instruction) or has(_MATMUL_SCOPE):
+    if self.multiplies(instruction):
       return "matmul", produces
     if has(_QUANTIZE_SCOPE):
       is_weight = instruction.name in self.weights
       return "weight" if is_weight else "quantize", produces
-    return "producer" if produces else "other", produces
+    if produces:
+      return "producer", produces
+    return "matmul" if has(_MATMUL_SCOPE) else "other", produces
 
   def reads(self, instruction: hlo_text.HloInstruction) -> dict[Array, float]:
     """Returns the bytes that a kernel reads of each array."""

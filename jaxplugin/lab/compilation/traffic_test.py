@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -187,6 +190,28 @@ class CompiledTest(parameterized.TestCase):
     self.assertEqual(kernel.num_bytes, size + quantized)
 
   @needs_compiler
+  @pytest.mark.lab
+  def test_two_global_scales_are_fused_into_a_dot_of_xla(self):
+    """No kernel writes f32."""
+    n = 2048
+    x = jax.eval_shape(lambda: jp.quantize(jnp.zeros((n, n)), "nvfp4"))
+    dot = functools.partial(
+      jp.block_scaled_dot,
+      preferred_element_type=jnp.bfloat16,
+      implementation="xla",
+    )
+    compiled = deviceless.compile(dot, x, x, target=jp.named_target("h200"))
+    kernels = traffic.of_compiled(compiled)
+    found = [(k.read, k.written) for k in kernels if k.num_bytes > 1000]
+    size, quantized = n * n * 2, n * n * (1 / 2 + 1 / 16)
+    # Both operands are dequantized to bf16, and multiplied.
+    self.assertEqual(found[:2], [(quantized, size)] * 2)
+    ((read, written),) = found[2:]
+    self.assertBetween(read, 2 * size, 2 * size + 16)
+    self.assertEqual(written, size)
+
+  @needs_compiler
+  @pytest.mark.lab
   def test_two_passes_of_nvfp4_are_what_they_are_by_hand(self):
     """The first pass reads for the global scale, the second one quantizes."""
     x = jax.ShapeDtypeStruct((64, 256), jnp.bfloat16)

@@ -66,6 +66,7 @@ class ModelPlan:
     argument_bytes, output_bytes, temp_bytes: memory of one device.
     seconds: time to trace and compile, on the machine that made the plan.
     kernels: the kernels of the program; () if they are not counted.
+    bandwidth: bytes a second of the GPU's memory; None if not known.
   """
 
   name: str
@@ -79,6 +80,7 @@ class ModelPlan:
   temp_bytes: int
   seconds: float
   kernels: tuple[traffic.Kernel, ...] = ()
+  bandwidth: float | None = None
 
   @property
   def received(self) -> float:
@@ -325,4 +327,5 @@ def _measured(
     temp_bytes=memory.temp_size_in_bytes,
     seconds=seconds,
     kernels=traffic.of_compiled(compiled) if counts_kernels else (),
+    bandwidth=target.memory_bandwidth,
   )

@@ -114,6 +114,10 @@ def _traffic_rows(found: Sequence[plans.ModelPlan]) -> Iterator[list[str]]:
   totals = [traffic.num_bytes(plan.kernels) for plan in found]
   yield ["all", *(f"{total / _MEGA:.1f}" for total in totals)]
   yield ["to the first", *(f"{total / totals[0]:.2f}" for total in totals)]
+  bandwidth = found[0].bandwidth
+  if bandwidth is not None:
+    times = (f"{total / bandwidth * 1e6:.0f}" for total in totals)
+    yield ["at the bandwidth, us", *times]
   extra = [traffic.quantizing(plan.kernels) for plan in found]
   if any(extra):
     yield ["quantize traffic", *(f"{x / _MEGA:.1f}" for x in extra)]
