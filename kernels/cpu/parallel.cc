@@ -4,7 +4,6 @@
 #include "parallel.h"
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -58,49 +57,13 @@ inline void SpinPause() {
 #endif
 }
 
-// How long a helper waits for another loop: between two dots of a program, or
-// two calls from Python, few microseconds pass.
-constexpr int64_t kStandbyNs = 25000;
-
-int64_t NowNs() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-}
-
-// Returns the core that runs this thread, or 0 if the system does not say.
-int CurrentCore() {
-#if defined(__linux__)
-  return sched_getcpu();
-#else
-  return 0;
-#endif
-}
-
-// Moves this thread to another core if it runs on `core`. Its affinity does not
-// change.
-void LeaveCore(int core) {
-#if defined(__linux__)
-  if (sched_getcpu() != core) return;
-  cpu_set_t all[16], others[16];  // 16384 cores
-  if (sched_getaffinity(0, sizeof(all), all) != 0) return;
-  std::memcpy(others, all, sizeof(all));
-  CPU_CLR_S(core, sizeof(others), others);
-  if (sched_setaffinity(0, sizeof(others), others) != 0) return;  // none is left
-  (void)sched_setaffinity(0, sizeof(all), all);
-#else
-  (void)core;
-#endif
-}
-
-// The state that the caller shares with its helpers. A helper may start after
-// the caller has returned. Such a helper finds no iteration left and accesses
-// only this state.
+// The state that the caller shares with the tasks that it schedules. A task may
+// start after the caller has returned. Such a task finds no iteration left and
+// accesses only this state.
 struct LoopState {
   int64_t count;
   LoopBody body;
   const void* context;
-  bool is_soon;  // the previous loop ended less than kStandbyNs ago
-  int core;      // of the caller
   std::atomic<int> next_slot{1};
   std::atomic<int64_t> next{0};
   std::atomic<int64_t> done{0};
@@ -136,85 +99,6 @@ struct LoopState {
     finished.wait(lock, [this] { return Finished(); });
   }
 };
-
-// A helper's reference to its loop.
-using Help = std::shared_ptr<LoopState>;
-
-// The helpers that have finished a loop and wait for the next one. XLA's pool
-// wakes a sleeping thread for each task, even if another thread is awake.
-class Standby {
- public:
-  static Standby& Get() {
-    // Never destroyed, because a pool thread may outlive static destructors.
-    static Standby* standby = new Standby;
-    return *standby;
-  }
-
-  // Gives `help` to a waiting helper. Returns false if none waits.
-  bool Give(Help* help) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (first_ == nullptr) return false;
-    Waiter* waiter = first_;
-    first_ = waiter->next;
-    // The waiter's thread may return at once.
-    waiter->help.store(help, std::memory_order_release);
-    return true;
-  }
-
-  // Returns the next loop of this thread, or null if none comes in time.
-  Help* Wait() {
-    Waiter waiter;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      waiter.next = first_;
-      first_ = &waiter;
-    }
-    const int64_t end = NowNs() + kStandbyNs;
-    do {
-      for (int spin = 0; spin < 16; ++spin) {
-        Help* help = waiter.help.load(std::memory_order_acquire);
-        if (help != nullptr) return help;
-        SpinPause();
-      }
-    } while (NowNs() < end);
-    std::lock_guard<std::mutex> lock(mutex_);
-    Waiter** at = &first_;
-    while (*at != nullptr && *at != &waiter) at = &(*at)->next;
-    if (*at != nullptr) *at = waiter.next;
-    return waiter.help.load(std::memory_order_acquire);
-  }
-
-  // Whether a loop that begins now follows soon after another one.
-  bool IsSoon() const {
-    return NowNs() - last_end_.load(std::memory_order_relaxed) < kStandbyNs;
-  }
-  void EndLoop() { last_end_.store(NowNs(), std::memory_order_relaxed); }
-
- private:
-  struct Waiter {
-    std::atomic<Help*> help{nullptr};
-    Waiter* next;
-  };
-  std::mutex mutex_;
-  Waiter* first_ = nullptr;
-  std::atomic<int64_t> last_end_{0};
-};
-
-// Runs iterations of a loop. If loops follow each other soon, waits for the
-// next one.
-void RunHelper(void* opaque) {
-  bool is_soon;
-  do {
-    const std::unique_ptr<Help> help(static_cast<Help*>(opaque));
-    LoopState& loop = **help;
-    // The caller cannot run while this thread has its core: first the loop, then
-    // XLA's pool for 20 us until its thread sleeps. Linux on a virtual machine
-    // wakes a thread on its last core, even if another one is idle.
-    LeaveCore(loop.core);
-    loop.Work(loop.next_slot.fetch_add(1, std::memory_order_relaxed));
-    is_soon = loop.is_soon;
-  } while (is_soon && (opaque = Standby::Get().Wait()) != nullptr);
-}
 
 struct ScratchHeader {
   size_t bytes;
@@ -282,28 +166,32 @@ bool RunLoop(const Parallel& parallel, int64_t count, LoopBody body,
     for (int64_t i = 0; i < count; ++i) body(context, i, 0);
     return true;
   }
-  Standby& standby = Standby::Get();
-  Help state;
+  std::shared_ptr<LoopState> state;
   try {
     state = std::make_shared<LoopState>();
     state->count = count;
     state->body = body;
     state->context = context;
-    state->is_soon = standby.IsSoon();
-    state->core = CurrentCore();
     int64_t helpers = parallel.threads - 1;
     if (helpers > count - 1) helpers = count - 1;
     for (int64_t h = 0; h < helpers; ++h) {
-      auto* help = new (std::nothrow) Help(state);
-      if (help == nullptr) break;  // the caller does the work alone
-      if (!standby.Give(help)) parallel.schedule(parallel.pool, RunHelper, help);
+      auto* data = new (std::nothrow) std::shared_ptr<LoopState>(state);
+      if (data == nullptr) break;  // the caller does the work alone
+      parallel.schedule(
+          parallel.pool,
+          +[](void* opaque) {
+            std::unique_ptr<std::shared_ptr<LoopState>> owned(
+                static_cast<std::shared_ptr<LoopState>*>(opaque));
+            LoopState& loop = **owned;
+            loop.Work(loop.next_slot.fetch_add(1, std::memory_order_relaxed));
+          },
+          data);
     }
   } catch (const std::bad_alloc&) {
     if (state == nullptr) return false;
   }
   state->Work(0);
   state->Wait();
-  standby.EndLoop();
   return true;
 }
 

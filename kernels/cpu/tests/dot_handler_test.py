@@ -14,8 +14,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import threading
-import unittest
 
 import jax
 import ml_dtypes
@@ -25,7 +23,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import frames
 import testing
 
 BF16, E4M3, E5M2 = testing.BF16, testing.E4M3, testing.E5M2
@@ -331,33 +328,6 @@ class DotTest(parameterized.TestCase):
 
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
       self.assertTrue(all(pool.map(once, range(60))))
-
-  @unittest.skipUnless(
-    hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > 1,
-    "needs Linux and two cores",
-  )
-  def test_threads_keep_their_affinity(self):
-    rng = np.random.default_rng(8)
-    lhs = gaussians("mxfp8", (1, 1, 1024), rng, 4)
-    rhs = gaussians("mxfp8", (1, 2048, 1024), rng)
-    call(lhs, rhs)
-    cores = os.sched_getaffinity(0)
-    helpers = [thread.native_id for thread in frames.pool._threads]
-    self.addCleanup(os.sched_setaffinity, 0, cores)
-    for core in (*cores, *cores):
-      # A helper begins on the core of the caller, and may leave it.
-      os.sched_setaffinity(0, {core})
-      for helper in helpers:
-        os.sched_setaffinity(helper, {core})
-        os.sched_setaffinity(helper, cores)
-      for _ in range(20):
-        call(lhs, rhs)
-      # A helper may begin after its call has returned.
-      all_helpers = threading.Barrier(len(helpers), timeout=10)
-      waits = [frames.pool.submit(all_helpers.wait) for _ in helpers]
-      concurrent.futures.wait(waits)
-      for helper in helpers:
-        self.assertEqual(os.sched_getaffinity(helper), cores)
 
 
 class DotErrorTest(parameterized.TestCase):

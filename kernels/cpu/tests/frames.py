@@ -121,7 +121,7 @@ class HandlerError(Exception):
   """An error that a handler returned."""
 
 
-pool: Final = concurrent.futures.ThreadPoolExecutor(THREADS - 1)
+_pool: Final = concurrent.futures.ThreadPoolExecutor(THREADS - 1)
 _messages: Final[dict[int, str]] = {}  # of errors that a handler has made
 _numbers: Final = itertools.count(1)
 
@@ -136,7 +136,7 @@ def _error_create(given: int) -> int:
 @_Function
 def _schedule(given: int) -> None:
   schedule = _Schedule.from_address(given)
-  pool.submit(_Task(schedule.task), schedule.data)
+  _pool.submit(_Task(schedule.task), schedule.data)
 
 
 @_Function

@@ -6,7 +6,6 @@
 // serial run. The test has its own pool, because ThreadSanitizer does not see
 // the locks of XLA's pool, which is not instrumented.
 
-#include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
@@ -230,38 +229,7 @@ int Differences(const Parallel& serial, const Parallel& parallel, const F& f) {
   return !same[0] + !same[1] + !same[2];
 }
 
-// A pool that counts its tasks.
-struct Counted {
-  Pool pool;
-  std::atomic<int> tasks{0};
-};
-
-// Runs loops in which the caller and a helper wait for each other, so the helper
-// is awake at their ends. Returns 1 if the pool then gets a task for each loop.
-int HelpersThatDoNotWait() {
-  constexpr int kLoops = 1000;
-  Counted counted{Pool(1)};
-  const Parallel parallel{
-      2,
-      [](void* p, void (*task)(void*), void* data) {
-        auto* to = static_cast<Counted*>(p);
-        ++to->tasks;
-        to->pool.Push(task, data);
-      },
-      &counted};
-  for (int loop = 0; loop < kLoops; ++loop) {
-    std::atomic<int> begun{0};
-    ParallelFor(parallel, 2, [&](int64_t, int) {
-      ++begun;
-      while (begun < 2) std::this_thread::yield();
-    });
-  }
-  std::printf("%d loops: %d tasks\n", kLoops, counted.tasks.load());
-  return counted.tasks == kLoops;
-}
-
 int Main() {
-  if (HelpersThatDoNotWait() != 0) return 1;
   Pool pool(3);
   const Parallel serial{1, nullptr, nullptr};
   const Parallel parallel{
