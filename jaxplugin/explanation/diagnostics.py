@@ -25,6 +25,7 @@ from jaxplugin.explanation import products
 from jaxplugin.explanation import report
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
+from jaxplugin.jaxext import tangents
 from jaxplugin.operation import choice
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.quantization import dequantization
@@ -32,6 +33,7 @@ from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.quantization.sharding import operation as quantization_split
 from jaxplugin.ragged import primitive as ragged_primitive
+from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import sites as sites_lib
 from jaxplugin.runtime import lowering
 from jaxplugin.stablehlo import module_calls
@@ -132,7 +134,7 @@ def explain(
   chosen = (
     contextlib.nullcontext() if target is None else (targets.use_target(target))
   )
-  with chosen, sites_lib.recording() as sites:
+  with chosen, sites_lib.recording() as record:
     jaxpr = _traced(fn, args, kwargs)
   leaves = jax.tree.leaves((args, kwargs))
   shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
@@ -171,7 +173,8 @@ def explain(
     quantizations=report.merged(quantizations),
     others=report.merged(others),
     assumptions=_assumptions(operations),
-    sites=report.merged([_explain_site(site) for site in sites]),
+    sites=report.merged([_explain_site(site) for site in record.sites]),
+    chains=report.merged([_explain_chain(x, used) for x in record.chains]),
   )
 
 
@@ -205,6 +208,42 @@ def _explain_site(site: sites_lib.Site) -> report.ExplainedSite:
     is_taken=site.recipe is not None,
     reason=site.reason,
   )
+
+
+def _explain_chain(chain: sites_lib.Chain, used: Any) -> report.ExplainedChain:
+  """Returns the line of a norm or activation in a jaxpr without dead code."""
+  note = chain.note
+  readers = list(dict.fromkeys(_readers(chain.variable, used)))
+  if chain.is_fused and readers:
+    also = f"XLA also computes it for {' and '.join(readers)}"
+    note = f"{note}; {also}" if note else also
+  return report.ExplainedChain(
+    name=chain.name,
+    dot=chain.dot,
+    layer=chain.layer,
+    source=chain.source,
+    is_fused=chain.is_fused,
+    note=note,
+  )
+
+
+_DOT: Final = frozenset({primitive.block_scaled_dot_p.name})
+
+
+def _readers(variable: Any, jaxpr: Any) -> Iterator[str]:
+  """Yields operations that read the activations of a fused matmul.
+
+  The matmul itself has them as an argument only for their gradient.
+  """
+  for eqn in jaxpr.eqns:
+    is_read = any(variable is v for v in eqn.invars)
+    is_guard = eqn.primitive is tangents.derivative_guard_p
+    if is_read and not is_guard and not calls.any_contains(eqn.params, _DOT):
+      yield eqn.primitive.name
+    for inner in program.sub_jaxprs(eqn):
+      yield from _readers(variable, inner)
+  if any(variable is v for v in jaxpr.outvars):
+    yield "a result"
 
 
 def explain_module(

@@ -168,6 +168,31 @@ class ExplainedSite(Place):
   reason: str = ""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExplainedChain(Place):
+  """A norm or activation that computes the activations of a matmul.
+
+  Attributes:
+    name: such as "rms_norm with weight".
+    dot: dtypes and shapes of the matmul.
+    is_fused: whether the matmul quantizes the f32 result, which kernels may
+      compute.
+    note: why it is not fused; of a fused one, when it is not; or "".
+  """
+
+  name: str
+  dot: str
+  is_fused: bool
+  note: str = ""
+
+  @property
+  def outcome(self) -> str:
+    """One line: whether it is fused, and the note."""
+    if not self.is_fused:
+      return f"separate: {self.note}"
+    return f"fused; {self.note}" if self.note else "fused"
+
+
 @dataclasses.dataclass(frozen=True)
 class Explanation(Sequence):
   """The block-scaled dots of a function, or the calls of a module, in order.
@@ -183,6 +208,8 @@ class Explanation(Sequence):
     assumptions: assumptions about the program, one sentence each.
     sites: matmuls that a `quantize_dots` in the function saw, in the order in
       which they are traced. Trips of loops are not counted.
+    chains: norms and activations before matmuls of `quantize_dots` and
+      `accept_quantized`, and whether the matmul is fused with them.
 
   Example:
     >>> import jax.numpy as jnp
@@ -201,6 +228,7 @@ class Explanation(Sequence):
   others: tuple[NotBlockScaled, ...] = ()
   assumptions: tuple[str, ...] = ()
   sites: tuple[ExplainedSite, ...] = ()
+  chains: tuple[ExplainedChain, ...] = ()
 
   def __len__(self) -> int:
     return len(self.dots)
@@ -276,6 +304,11 @@ class Explanation(Sequence):
         what = f"{other.operation} {other.description}"
         lines += _section(" ", other, what, [other.reason])
     lines += self._site_lines()
+    if self.chains:
+      lines.append("norms and activations before matmuls:")
+      for chain in self.chains:
+        what = f"{chain.name} before {chain.dot}"
+        lines += _section(" ", chain, what, [chain.outcome])
     return "\n".join(lines)
 
   def to_json(self) -> str:
@@ -297,6 +330,7 @@ class Explanation(Sequence):
         "not_block_scaled": [dataclasses.asdict(x) for x in self.others],
         "assumptions": self.assumptions,
         "sites": [dataclasses.asdict(x) for x in self.sites],
+        "chains": [dataclasses.asdict(x) for x in self.chains],
       },
       default=str,
       indent=2,

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,6 +21,7 @@ from jax import lax
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
@@ -26,6 +29,7 @@ from jaxplugin.operation import notation
 from jaxplugin.quantization import arguments
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
+from jaxplugin.quantization import prologues
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.quantization.sharding import assignment
 
@@ -49,7 +53,9 @@ class QuantizeSpec:
 
 @functools.partial(jax.jit, static_argnames="spec")
 def quantize(
-  x: jax.Array, spec: QuantizeSpec, key: jax.Array | None = None
+  x: jax.Array | prologues.Call,
+  spec: QuantizeSpec,
+  key: jax.Array | None = None,
 ) -> scaled_array.ScaledArray:
   """Quantizes an array: merges dimensions, pads, transforms and rounds.
 
@@ -65,18 +71,24 @@ def quantize(
 
 @functools.partial(jax.jit, static_argnames="specs")
 def quantize_all(
-  x: jax.Array,
+  x: jax.Array | prologues.Call,
   specs: tuple[QuantizeSpec, ...],
   keys: tuple[jax.Array | None, ...],
 ) -> list[scaled_array.ScaledArray]:
   """Quantizes an array for each spec, from one read if a kernel supports it.
 
-  The specs have the same format and scale rounding.
+  The specs have the same format and scale rounding. If x is a call of a
+  prologue, its f32 result is quantized.
   """
-  first = specs[0]
-  quantized = quantize_primitive.quantize(
+  first, prologue, more = specs[0], None, {}
+  if isinstance(x, prologues.Call):
+    call = x.canonical(x.shape)
+    x, prologue, more = call.x, call.prologue, dict(call.more)
+  quantized, *_ = quantize_primitive.produce(
     x,
     None,
+    prologue=prologue,
+    more=more,
     blockings=tuple(spec.along for spec in specs),
     options=[spec.options for spec in specs],
     keys=keys,
@@ -93,6 +105,37 @@ def quantize_all(
       scaled_array.ScaledArray(values, scale, global_scale, first.format)
     )
   return results
+
+
+def prologue_refusal(
+  prologue: prologues.Prologue,
+  specs: Sequence[QuantizeSpec],
+  shape: Sequence[Any],
+) -> str:
+  """Returns why the specs quantize a prologue's result separately, or "".
+
+  Kernels of norms quantize along the last dimension only. If XLA ops compute a
+  norm for a second dimension, a prologue for the first one saves nothing.
+
+  Args:
+    prologue: the prologue.
+    specs: `QuantizeSpec` of each result.
+    shape: shape of the prologue's result.
+  """
+  last, first = len(shape) - 1, specs[0]
+  if first.along.dims != (last,):
+    return "the matmul does not contract its last dimension"
+  if prologue.is_norm and len(specs) > 1:
+    return "the backward pass quantizes it along another dimension"
+  for spec in specs:
+    if spec.options != problems.NO_OPTIONS:
+      return f"its values are {spec.options}"
+    if spec.format != first.format or spec.format.is_square:
+      return f"{spec.format} has other blocks along each dimension"
+    k = math.prod(shape[d] for d in spec.along.dims)
+    if not extents.are_static(shape) or k % spec.along.multiple:
+      return f"it has no whole blocks of {spec.format}"
+  return ""
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "along", "shape"))

@@ -12,6 +12,7 @@ Sources: arXiv 1910.07467 (RMSNorm); arXiv 1607.06450 (LayerNorm); arXiv
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -114,6 +115,47 @@ class Prologue:
     return [
       (tuple(shape), dtype) if name in OF_X else row for name in self.operands
     ]
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["x", "more"],
+  meta_fields=["prologue"],
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+  """A prologue and its operands.
+
+  Attributes:
+    prologue: the prologue.
+    x: floats of the shape `prologue.x_shape`.
+    more: `prologue.operands` by name, in any float dtype. A norm's weight and
+      bias may have leading dimensions of size 1.
+  """
+
+  prologue: Prologue
+  x: jax.Array
+  more: Mapping[str, jax.Array]
+
+  @property
+  def shape(self) -> tuple[Any, ...]:
+    """The shape of the function's result."""
+    return self.prologue.shape_of(self.x.shape)
+
+  def canonical(self, shape: Sequence[Any]) -> Call:
+    """Returns the call for a result of `shape`, with `operand_types`."""
+    shape = self.prologue.x_shape(shape)
+    of_x = {name: a for name, a in self.more.items() if name in OF_X}
+    dtype = jnp.result_type(self.x, *of_x.values())
+    x, of_x = jax.tree.map(
+      lambda a: a.astype(dtype).reshape(shape), (self.x, of_x)
+    )
+    rows = {
+      name: _f32(a).reshape(-1)
+      for name, a in self.more.items()
+      if name not in OF_X
+    }
+    return dataclasses.replace(self, x=x, more={**rows, **of_x})
 
 
 def compute(

@@ -39,6 +39,7 @@ def accept_quantized(
   *,
   activations: formats.BlockFormat | str | None = None,
   dtype: Any = None,
+  fuse_activations: bool = False,
   implementation: str | None = None,
 ) -> Callable[..., _Result]:
   """Returns a function that runs `fn` with quantized weights.
@@ -50,8 +51,8 @@ def accept_quantized(
   transposed, converted or sliced before, and used inside transformations.
   Rounding by a conversion is left out.
 
-  Other operations use the dequantized array, with a warning. Derivatives by
-  other arguments are supported; take them outside: `jax.grad(loss)`.
+  Other operations use the dequantized array, with a warning. Take derivatives
+  by other arguments outside: `jax.grad(loss)`.
   docs/how_to/quantize_model.md is the guide.
 
   Args:
@@ -62,11 +63,12 @@ def accept_quantized(
     dtype: f32, bf16 or f16, the dtype in which `fn` sees a weight. By default
       the dtype before `quantize_params`. For a `ScaledArray` it is the only
       float dtype of its argument, or f32.
+    fuse_activations: see `quantize_dots`.
     implementation: see `block_scaled_dot`.
 
   Returns:
-    A function with the signature of `fn`. Call it inside `jit`. A weight that
-    `fn` returns unchanged stays quantized.
+    A function like `fn`, to call inside `jit`. Weights that `fn` returns
+    unchanged stay quantized.
 
   Raises:
     TypeError: If `fn` is not callable, or dtype is not one of the three.
@@ -91,6 +93,7 @@ def accept_quantized(
     (2, 128) 64.0
   """
   error_context.require_function(WHO, fn)
+  error_context.require_bool(WHO, "fuse_activations", fuse_activations)
   with error_context.in_function(WHO):
     backends.validate_name(implementation)
   options = acceptor_lib.AcceptOptions(
@@ -98,7 +101,13 @@ def accept_quantized(
     if activations is None
     else formats.resolve(WHO, activations, "activations"),
     implementation=implementation,
+    fuse_activations=fuse_activations,
   )
+  if fuse_activations and activations is None:
+    raise ValueError(
+      f"{WHO}: activations must be a format if fuse_activations is True, got"
+      " None. Pass activations=, or leave fuse_activations out"
+    )
   dtype = None if dtype is None else _float_dtype(dtype)
 
   @functools.wraps(fn, updated=())

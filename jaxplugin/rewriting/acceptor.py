@@ -27,6 +27,7 @@ import numpy as np
 from jaxplugin import dot
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import blocking
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.dot import sides
@@ -35,9 +36,13 @@ from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import tangents as tangents_lib
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.jaxext.tracing import interception_private
+from jaxplugin.quantization import operands
+from jaxplugin.quantization import prologues
 from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import facts
+from jaxplugin.rewriting import patterns
 from jaxplugin.rewriting import ragged_dots
+from jaxplugin.rewriting import sites
 
 WHO: Final = "accept_quantized"
 
@@ -137,10 +142,12 @@ class AcceptOptions:
   Attributes:
     activations: format of the other operand of matmuls; None if unquantized.
     implementation: see `block_scaled_dot`.
+    fuse_activations: see `accept_quantized`.
   """
 
   activations: formats.BlockFormat | None
   implementation: str | None
+  fuse_activations: bool = False
 
 
 @dataclasses.dataclass
@@ -358,8 +365,15 @@ class Acceptor(calls.Walker):
     stored_batch, stored_free = (
       [view.stored[d] for d in kind] for kind in dims
     )
-    x = facts.laid_out(x, x_dims, [*stored_batch, *own, view.stored[-1]])
-    product = self._product(x, view.weight, dims[0], result.dtype)
+    wanted = [*stored_batch, *own, view.stored[-1]]
+    x = facts.laid_out(x, x_dims, wanted)
+    call = None
+    if self._options.activations is not None:
+      description = sites.make(
+        primitive.name, args, params, result, (None, None), ()
+      )
+      call = self._call(args[1 - index], description, x_dims == wanted)
+    product = self._product(x, call, view.weight, dims[0], result.dtype)
     free = [
       view.dims[d]
       for d in sides.free_dims(len(view.dims), contracting[index], batch[index])
@@ -371,9 +385,45 @@ class Acceptor(calls.Walker):
       [*(view.dims[d] for d in batch[index]), *lhs_rhs],
     )
 
+  def _call(
+    self, x: Any, site: sites.Site, is_in_order: bool
+  ) -> prologues.Call | None:
+    """Returns the prologue to fuse that computes the activations, or None.
+
+    Args:
+      x: the activations.
+      site: the matmul.
+      is_in_order: whether the quantized weight multiplies x in this layout.
+    """
+    found = patterns.find(x)
+    if found is None:
+      return None
+    note = found.reason
+    if found.call is not None:
+      format = self._options.activations
+      assert format is not None
+      note = "the matmul reads it in another layout"
+      if is_in_order:
+        specs = [_spec(x, format)]
+        note = operands.prologue_refusal(found.call.prologue, specs, x.shape)
+      if not note and not self._options.fuse_activations:
+        note = f"pass fuse_activations=True to {WHO}"
+    chain = sites.Chain(
+      name=found.name,
+      dot=site.description,
+      layer=site.name,
+      source=site.source,
+      is_fused=not note,
+      note=note,
+      variable=binding_private.identity(x),
+    )
+    sites.record_chain(chain)
+    return None if note else found.call
+
   def _product(
     self,
     x: jax.Array,
+    call: prologues.Call | None,
     weight: Weight,
     batch: tuple[int, ...],
     dtype: np.dtype,
@@ -381,6 +431,7 @@ class Acceptor(calls.Walker):
     """Multiplies x (batch..., rows..., k) by a weight.
 
     The weight's noncontracting dimensions are the last ones of the result.
+    `call` is the prologue that computes x, or None.
     """
     options: dict[str, Any] = {
       "preferred_element_type": dtype,
@@ -412,7 +463,7 @@ class Acceptor(calls.Walker):
           f" multiple of the block size of {format}"
         )
       both = _straight_through(multiply, format)
-      return both(x, weight.array, weight.layers)
+      return both(x, call, weight.array, weight.layers)
 
   def _ragged_dot(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
@@ -504,10 +555,17 @@ def _straight_through(
   """
 
   @jax.custom_jvp
-  def of_quantized(x: jax.Array, array: Any, layers: Any) -> jax.Array:
+  def of_quantized(
+    x: jax.Array, call: prologues.Call | None, array: Any, layers: Any
+  ) -> jax.Array:
     *lead, k = x.shape
     rows = x.reshape(math.prod(lead), k) if layers else x
-    result = function(quantization.quantize(rows, format), array, layers)
+    if call is None:
+      quantized = quantization.quantize(rows, format)
+    else:
+      given = call.canonical(rows.shape)
+      quantized = operands.quantize(given, _spec(rows, format))
+    result = function(quantized, array, layers)
     return result.reshape(*lead, result.shape[-1]) if layers else result
 
   @functools.partial(of_quantized.defjvp, symbolic_zeros=True)
@@ -515,6 +573,14 @@ def _straight_through(
     result = of_quantized(*primals)
     if tangents_lib.is_constant(tangents[0]):
       return result, jnp.zeros_like(result)
-    return result, function(tangents[0], *primals[1:])
+    _, _, array, layers = primals
+    return result, function(tangents[0], array, layers)
 
   return of_quantized
+
+
+def _spec(x: jax.Array, format: formats.BlockFormat) -> operands.QuantizeSpec:
+  """Returns how activations are quantized along the last dimension."""
+  format = format.along(x.shape[-1])
+  along = blocking.Blocking.along(x.ndim - 1, x.ndim, format.block_size)
+  return operands.QuantizeSpec(format=format, along=along)

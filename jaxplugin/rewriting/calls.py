@@ -254,6 +254,8 @@ def results(
   if primitive.name == _CUSTOM_VMAP:
     # A `vmap` then maps what the function computes, without the custom rule.
     return interception_private.evaluate(params["call"], args, walker)
+  if is_inlined(primitive, params):
+    return interception_private.evaluate(params["jaxpr"], args, walker)
   if primitive.name not in RULES:
     return None
   call = RULES[primitive.name](walker, list(args), params, list(facts))
@@ -261,6 +263,11 @@ def results(
     return None
   new_args, new_params, first = call
   return primitive.bind(*new_args, **new_params)[first:]
+
+
+def is_inlined(primitive: Any, params: dict[str, Any]) -> bool:
+  """Whether JAX evaluates an operation's function in place of the operation."""
+  return primitive.name == "jit" and bool(params["inline"])
 
 
 def _passed(

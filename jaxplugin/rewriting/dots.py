@@ -20,8 +20,10 @@ from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import operands
+from jaxplugin.rewriting import patterns
 from jaxplugin.rewriting import sites as sites_lib
 from jaxplugin.rewriting import sources
+from jaxplugin.training import quantized_operand
 from jaxplugin.training import settings
 
 # JAX gives the operations of a derivative these names.
@@ -117,25 +119,78 @@ class Dots(calls.Walker):
     if is_random and self.key is None and self.transform.key_type is not None:
       recipe, reason = None, _NO_KEY
     decided = dataclasses.replace(site, recipe=recipe, reason=reason)
-    self.sites.append(sites_lib.DecidedSite(decided, origin))
     self.known.note(args, reason)
     if recipe is None:
+      self.sites.append(sites_lib.DecidedSite(decided, origin))
       return None
     self.note_change()
+    dot = self.transform.product(recipe, site.weight)
+    given, chain = self._fused(args, site, dot.scheme)
+    self.sites.append(sites_lib.DecidedSite(decided, origin, chain))
     keywords = {}
     if is_random and self.key is not None:
       base = self.key(self.number + 1)
       keywords["key"] = settings.fold_in(base, self.number)
     self.use(1)
     with sites_lib.scope_of(site):
-      return self.transform.product(recipe, site.weight)(
-        *self.known.given(args),
+      return dot(
+        *given,
         params["dimension_numbers"],
         precision=params["precision"],
         preferred_element_type=result.dtype,
         out_sharding=params["out_sharding"],
         **keywords,
       )
+
+  def _fused(
+    self, args: Sequence[Any], site: sites_lib.Site, scheme: Any
+  ) -> tuple[list[Any], sites_lib.Chain | None]:
+    """Returns operands of a matmul, with a prologue if it can be fused.
+
+    Args:
+      args, site: JAX's operands, and the matmul.
+      scheme: the recipe, and which operand is the weight.
+    """
+    given, arrays = self.known.given(args), (args[0], args[1])
+    index = 1 if site.weight == "lhs" else 0
+    if site.weight is None or operands.is_operand(given[index]):
+      return given, None
+    found = patterns.find(args[index])
+    if found is None:
+      return given, None
+    note = found.reason
+    is_fused = not note and self.transform.fuse_activations
+    if found.call is not None:
+      reason, in_training = quantized_operand.prologue_refusals(
+        found.call.prologue, scheme, arrays, site.dimension_numbers
+      )
+      is_fused &= not reason
+      if reason:
+        note = reason
+      elif not is_fused:
+        note = f"pass fuse_activations=True to {_WHO}"
+      elif in_training:
+        note = f"not in training, because {in_training}"
+    if is_fused and found.call is not None:
+      produced = quantized_operand.Produced(args[index], found.call)
+      given[index] = produced
+    chain = sites_lib.Chain(
+      name=found.name,
+      dot=site.description,
+      layer=site.name,
+      source=site.source,
+      is_fused=is_fused,
+      note=note,
+      variable=binding_private.identity(args[index]),
+    )
+    return given, chain
+
+  def inlined(self, jaxpr: Any) -> Dots:
+    """Returns a `Dots` for a function whose operations become those of this."""
+    new = copy.copy(self)
+    new.parent = weakref.ref(self)
+    new.source = self._source_of(jaxpr)
+    return new
 
   def _site(
     self,
@@ -375,6 +430,8 @@ class Rewriter:
     given = (primitive, args, params, self._origins.of_all(args))
     if primitive.name in sites_lib.PRODUCTS:
       return self._dots.product(*given)
+    if calls.is_inlined(primitive, params):
+      return evaluate_inlined(self._dots, *given)
     called = self._dots.call(*given)
     if called is None:
       return None
@@ -433,6 +490,27 @@ class Rewriter:
       return Rewriter(dots, list(zip(own, origins, strict=False)))
 
     return make
+
+
+def evaluate_inlined(
+  dots: Dots,
+  primitive: Any,
+  args: Sequence[Any],
+  params: dict[str, Any],
+  origins: Sequence[sources.Origin | None],
+) -> list[Any] | None:
+  """Evaluates the function of a `jit` that JAX inlines, such as `jnp.matmul`.
+
+  Its matmuls then see how their operands are computed. Returns None if the
+  function has none.
+  """
+  jaxpr = params["jaxpr"]
+  if jax_private.is_own(jaxpr) or not calls.contains(jaxpr, _DECIDED):
+    return None
+  del primitive
+  inside = dots.inlined(jaxpr)
+  rewriter = Rewriter(inside, list(zip(args, origins, strict=True)))
+  return interception_private.evaluate(jaxpr, args, rewriter)
 
 
 @jax_private.cache_by_jaxpr

@@ -44,14 +44,14 @@ def quantize_dots(
   where: Callable[[sites.Site], Any] | None = None,
   key: jax.Array | None = None,
   params: int | str | Sequence[int | str] = 0,
+  fuse_activations: bool = False,
   reduce_dtype: Any = None,
   implementation: str | None = None,
 ) -> Callable[_Parameters, _Result]:
   """Returns `fn` with the matmuls of its parameters in a recipe's formats.
 
   Each becomes `jp.dot_general(recipe=recipe, weight=...)`, forward and
-  backward, also inside `jit`, `scan`, `checkpoint`, `shard_map` and others.
-  `fn` may be a whole training step.
+  backward, also inside `jit`, `scan` and others. `fn` may be a training step.
 
   By default, a matmul is quantized if all of these hold:
 
@@ -62,17 +62,18 @@ def quantize_dots(
     layer, such as "lm_head".
   * Operands and result are f32, bf16 or f16.
 
-  docs/how_to/high_precision_layers.md has the rules and the limits.
+  docs/how_to/high_precision_layers.md is the guide.
 
   Args:
     fn: any callable.
     recipe: a `jp.training.Recipe`; or a format or its name, which rounds all
       operands to nearest.
     where: a function of a `jp.Site` that returns True, False, a recipe or a
-      format; None for the rules above. Define it once, or `fn` is traced again.
+      format; None for these rules. Define it once, or `fn` is traced again.
     key: a `jax.random` key for stochastic rounding, a new one in each step.
-    params: positions or names of the arguments with parameters. These may be
+    params: positions or names of arguments with parameters, perhaps
       `QuantizedOperand`s.
+    fuse_activations: whether to quantize norms and gated activations in f32.
     reduce_dtype: see `dot_general`.
     implementation: see `block_scaled_dot`.
 
@@ -80,13 +81,12 @@ def quantize_dots(
     A function with the signature of `fn`. Call it inside `jit`.
 
   Raises:
-    TypeError: If an argument, or an answer of `where`, has a wrong type. Also
-      if `params` are missing, or a `QuantizedOperand` fits no matmul.
+    TypeError: If an argument or an answer of `where` has a wrong type,
+      `params` are missing, or a `QuantizedOperand` fits no matmul.
     ValueError: If a name is unknown, or a gradient needs a key.
 
   Warns:
-    jp.NotQuantizedWarning: If no matmul is quantized, or `params` misses a
-      weight.
+    jp.NotQuantizedWarning: If no matmul is quantized, or `params` misses one.
 
   Example:
     >>> import jax
@@ -102,6 +102,7 @@ def quantize_dots(
     [True]
   """
   error_context.require_function(WHO, fn)
+  error_context.require_bool(WHO, "fuse_activations", fuse_activations)
   with error_context.in_function(WHO):
     backends.validate_name(implementation)
     parts_dtype = rules.parts_dtype(reduce_dtype)
@@ -116,6 +117,7 @@ def quantize_dots(
     implementation=implementation,
     key_type=None if key is None else _key_type(key),
     reduce_dtype=parts_dtype,
+    fuse_activations=fuse_activations,
   )
   positions = _positions(params)
 
@@ -304,6 +306,9 @@ class _Watcher:
           for i, f in enumerate(functions)
         )
       return bind(*args, **dict(params, subfuns=functions))
+    if calls.is_inlined(primitive, params):
+      out = dots_lib.evaluate_inlined(dots, primitive, args, params, origins)
+      return bind(*args, **params) if out is None else out
     called = dots.call(primitive, args, params, origins)
     if called is None:
       return bind(*args, **params)

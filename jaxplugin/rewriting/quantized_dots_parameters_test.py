@@ -144,32 +144,32 @@ def not_taken(rows, seen):
 class LayoutsTest(absltest.TestCase):
   def test_parameter_is_found_in_any_layout(self):
     rows = list(LAYOUTS)
-    with sites.recording() as seen:
+    with sites.recording() as record:
       jax.make_jaxpr(jp.quantize_dots(all_of(rows), RECIPE))(W, X)
-    self.assertEqual(not_taken(rows, seen), [])
+    self.assertEqual(not_taken(rows, record.sites), [])
 
   def test_parameter_is_found_in_an_inner_derivative(self):
     rows = [name for name in LAYOUTS if name not in NOT_DIFFERENTIATED]
     f = all_of(rows)
     step = jax.jit(jax.grad(lambda w, x: sum(map(jnp.float32, f(w, x)))))
-    with sites.recording() as seen:
+    with sites.recording() as record:
       jax.make_jaxpr(jp.quantize_dots(step, RECIPE))(W, X)
-    self.assertEqual(not_taken(rows, seen), [])
+    self.assertEqual(not_taken(rows, record.sites), [])
 
   def test_parameter_is_found_outside_of_jit(self):
     rows = [name for name in LAYOUTS if name in EAGER]
-    with sites.recording() as seen:
+    with sites.recording() as record:
       jp.quantize_dots(all_of(rows), RECIPE)(W, X)
-    self.assertEqual(not_taken(rows, seen), [])
+    self.assertEqual(not_taken(rows, record.sites), [])
 
   def test_a_row_of_an_embedding_is_no_parameter(self):
     def look_up(w, x):
       two = jnp.take(w, jnp.array([1, 2]), axis=0)
       return dot(two, w), jnp.take(w, 1, axis=0) @ w
 
-    with sites.recording() as seen:
+    with sites.recording() as record:
       jax.make_jaxpr(jp.quantize_dots(look_up, RECIPE))(W, X)
-    self.assertEqual([s.weight for s in seen], ["rhs", "rhs"])
+    self.assertEqual([s.weight for s in record.sites], ["rhs", "rhs"])
 
 
 def ragged(w, x):

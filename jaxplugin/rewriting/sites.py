@@ -47,6 +47,29 @@ PRODUCTS: Final = frozenset({DOT, *_NEVER_TAKEN})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Chain:
+  """A norm or activation that computes the activations of a matmul.
+
+  Attributes:
+    name: such as "rms_norm with weight".
+    dot: dtypes and shapes of the matmul.
+    layer, source: scopes and line of the matmul; "" if not known.
+    is_fused: whether the matmul quantizes the function's f32 result, which
+      kernels may compute.
+    note: why it is not fused; of a fused one, when it is not; or "".
+    variable: the variable of the activations in a jaxpr.
+  """
+
+  name: str
+  dot: str
+  layer: str = ""
+  source: str = ""
+  is_fused: bool = False
+  note: str = ""
+  variable: Any = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Site:
   """One matmul in a function, as `where` of `quantize_dots` receives it.
 
@@ -288,6 +311,7 @@ class Transform:
     where: see `quantize_dots`; None is the default.
     implementation, reduce_dtype: see `dot_general`.
     key_type: type of the base key; None if there is no key.
+    fuse_activations: see `quantize_dots`.
   """
 
   recipe: recipes.Recipe
@@ -295,6 +319,7 @@ class Transform:
   implementation: str | None
   key_type: Any
   reduce_dtype: np.dtype | None = None
+  fuse_activations: bool = False
 
   def decide(
     self, site: Site, origin: sources.Origin | None
@@ -338,10 +363,14 @@ def _dot_general(
 
 
 class DecidedSite(NamedTuple):
-  """A matmul after the decision, and the origin from `input_of`."""
+  """A matmul after the decision, and the origin from `input_of`.
+
+  The chain is that of the activations, or None.
+  """
 
   site: Site
   origin: sources.Origin | None = None
+  chain: Chain | None = None
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -361,7 +390,7 @@ class Seen:
 
   def warning(self) -> str:
     """Returns a warning about matmuls that the caller may expect quantized."""
-    left = [site for site, _ in self.sites if site.recipe is None]
+    left = [site for site, *_ in self.sites if site.recipe is None]
     if self.is_decided or len(left) < len(self.sites):
       left = self._left_with_weights()
       is_ragged = all(site.operation == _RAGGED for site in left)
@@ -378,9 +407,9 @@ class Seen:
 
   def _left_with_weights(self) -> list[Site]:
     """Returns the unquantized matmuls that probably have a weight."""
-    inputs = {origin for site, origin in self.sites if site.weight}
+    inputs = {origin for site, origin, _ in self.sites if site.weight}
     found = []
-    for site, origin in self.sites:
+    for site, origin, _ in self.sites:
       if site.recipe is not None:
         continue
       if site.operation == _RAGGED and site.weight:
@@ -421,26 +450,39 @@ def _left_text(what: str, left: Sequence[Site]) -> str:
 
 
 @dataclasses.dataclass(eq=False)
-class _Record:
-  """Sites that were decided about. JAX's caches of traces have it as a key."""
+class Record:
+  """Decisions about matmuls. JAX's caches of traces have it as a key.
+
+  Attributes:
+    sites: matmuls that `quantize_dots` decided about.
+    chains: norms and activations before matmuls of `quantize_dots` and
+      `accept_quantized`.
+  """
 
   sites: list[Site] = dataclasses.field(default_factory=list)
+  chains: list[Chain] = dataclasses.field(default_factory=list)
 
 
 _recording: Final = jax.make_user_context(default_value=None)
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[list[Site]]:
-  """Collects all sites that are decided about inside.
+def recording() -> Iterator[Record]:
+  """Records all decisions inside.
 
   JAX traces functions again that it has traced before.
   """
-  record = _Record()
-  with _recording(record):
-    yield record.sites
+  with _recording(record := Record()):
+    yield record
 
 
 def record(sites: Sequence[DecidedSite]) -> None:
   if _recording.value is not None:
-    _recording.value.sites.extend(site for site, _ in sites)
+    _recording.value.sites.extend(site for site, *_ in sites)
+    for site in sites:
+      record_chain(site.chain)
+
+
+def record_chain(chain: Chain | None) -> None:
+  if _recording.value is not None and chain is not None:
+    _recording.value.chains.append(chain)

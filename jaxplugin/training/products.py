@@ -9,6 +9,7 @@ operands along its contracting dimensions.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -37,6 +38,7 @@ from jaxplugin.quantization import arguments
 from jaxplugin.quantization import hadamard
 from jaxplugin.quantization import operands
 from jaxplugin.quantization import problems
+from jaxplugin.quantization import prologues
 from jaxplugin.training import recipes
 
 Side = Literal["lhs", "rhs"]
@@ -278,6 +280,7 @@ def quantized(
   keys: Sequence[jax.Array | None] | None = None,
   *,
   who: str,
+  call: prologues.Call | None = None,
 ) -> list[Any]:
   """Quantizes `x` for each spec, from one read if possible.
 
@@ -286,10 +289,16 @@ def quantized(
     specs: how to quantize it.
     keys: for each spec the key of stochastic rounding, or None.
     who: the function that errors name.
+    call: the prologue that computes x, whose f32 result is quantized instead
+      if kernels may compute it; or None.
   """
   keys = keys or [None] * len(specs)
   if not specs:
     return []
+  if call and not operands.prologue_refusal(call.prologue, specs, x.shape):
+    guard = tangents.derivative_guard(x, f"{who}{_NO_SECOND}")
+    call = tangents.attach_guard(call, guard)
+    return list(operands.quantize_all(call, tuple(specs), tuple(keys)))
   x = tangents.without_derivative(x, f"{who}{_NO_SECOND}")
   first = specs[0]
   if any(spec.format != first.format for spec in specs):  # blocks of whole rows
@@ -446,7 +455,7 @@ class TrainingOperand:
     sizes: Any,
     is_needed: bool,
     name: str | None = None,
-    held: Held | None = None,
+    held: Held | prologues.Call | None = None,
   ) -> tuple[Any, Any]:
     """Returns the operand of the forward matmul, and the residual.
 
@@ -455,28 +464,30 @@ class TrainingOperand:
       sizes: see `Product.multiply`.
       is_needed: whether the backward pass needs a residual.
       name: name of a quantized residual for policies of `jax.checkpoint`.
-      held: copies that exist already; None to quantize the array.
+      held: copies that exist already; or the prologue that computes the array;
+        None to quantize the array.
 
     Returns:
       The first is None if the forward matmul does not quantize the operand.
     """
     if self.forward is None:
       return None, x
-    if held is not None:
+    if isinstance(held, Held):
       return self._held(x, held, is_needed)
+    quantize = functools.partial(quantized, who=self.who, call=held)
     given = self.first.prepared(self.side, x, sizes)
     keeps_array = self.backward is None and not self.keeps_forward
     if not is_needed or keeps_array or self.keeps_array:
-      (now,) = quantized(given, [self.forward], who=self.who)
+      (now,) = quantize(given, [self.forward])
       return now, x
     if self.keeps_forward:
-      (now,) = quantized(given, [self.forward], who=self.who)
+      (now,) = quantize(given, [self.forward])
       return now, ad_checkpoint.checkpoint_name(bits_of(now), name)
     assert self.backward is not None and self.product is not None
     other = self.product.prepared("rhs", x, sizes)
     specs = [self.forward, self.backward]
     if other is given:
-      now, later = quantized(x, specs, who=self.who)
+      now, later = quantize(x, specs)
     else:
       (now,), (later,) = (
         quantized(each, [spec], who=self.who)

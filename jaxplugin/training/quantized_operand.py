@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 from typing import Final
 from typing import Literal
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from jaxplugin.core import formats
 from jaxplugin.dot import arguments
 from jaxplugin.dot import sides
 from jaxplugin.quantization import operands
+from jaxplugin.quantization import prologues
 from jaxplugin.training import gradients
 from jaxplugin.training import products
 from jaxplugin.training import recipes
@@ -345,9 +347,54 @@ def _copies(
   )
 
 
+class Produced(NamedTuple):
+  """An operand of `dot_general`: an array, and the prologue that computes it.
+
+  The matmul quantizes the prologue's f32 result, without a derivative, and the
+  gradient goes to the array.
+  """
+
+  primal: jax.Array
+  call: prologues.Call
+
+
+def prologue_refusals(
+  prologue: prologues.Prologue,
+  scheme: products.Scheme,
+  arrays: tuple[Any, Any],
+  numbers: sides.DimensionNumbers,
+) -> tuple[str, str]:
+  """Returns why a matmul quantizes activations without their prologue, or "".
+
+  The first reason is for a forward pass, the second one for a forward pass
+  before a backward pass.
+
+  Args:
+    prologue: the prologue that computes the activations.
+    scheme: of the matmul, with a weight.
+    arrays, numbers: operands of the matmul, and its dimension numbers.
+  """
+  setting = settings.Setting(
+    scheme=scheme, numbers=numbers, precision=None, dtype=arrays[0].dtype
+  )
+  index = 1 if scheme.weight == "lhs" else 0
+  side = settings.SIDES[index]
+  operand = setting.differentiated(*arrays)[side]
+  forward, backward = _copies(operand, scheme.recipe)
+  if forward is None or not scheme.recipe.quantize_forward:
+    reason = "the recipe does not quantize the activations of a forward pass"
+    return reason, reason
+  shape = arrays[index].shape
+  both = [forward] if backward is None else [forward, backward]
+  return (
+    operands.prologue_refusal(prologue, [forward], shape),
+    operands.prologue_refusal(prologue, both, shape),
+  )
+
+
 def primal_of(x: Any) -> Any:
-  """Returns the array of a `QuantizedOperand`, or any other `x` itself."""
-  return x.primal if is_operand(x) else x
+  """Returns the array of an operand, or any other `x` itself."""
+  return x.primal if isinstance(x, (QuantizedOperand, Produced)) else x
 
 
 def is_operand(x: Any) -> bool:
@@ -358,21 +405,25 @@ def taken(
   given: tuple[Any, Any],
   arrays: tuple[jax.Array, jax.Array],
   setting: settings.Setting,
-) -> dict[products.Side, products.Held]:
-  """Returns the copies of the operands that are `QuantizedOperand`s, by side.
+) -> dict[products.Side, products.Held | prologues.Call]:
+  """Returns the copies of `QuantizedOperand`s and the prologues, by side.
 
   Args:
     given: lhs and rhs.
-    arrays: lhs and rhs, with arrays in place of `QuantizedOperand`s.
+    arrays: lhs and rhs, with arrays in place of other operands.
     setting: the call.
 
   Raises:
     TypeError: If an operand was quantized for another role, contraction or
       recipe.
   """
+  held: dict[products.Side, products.Held | prologues.Call] = {
+    side: x.call
+    for side, x in zip(settings.SIDES, given, strict=True)
+    if isinstance(x, Produced)
+  }
   if not any(map(is_operand, given)):
-    return {}
-  held = {}
+    return held
   wanted = setting.differentiated(*arrays)
   for (side, operand), x in zip(wanted.items(), given, strict=True):
     if is_operand(x):

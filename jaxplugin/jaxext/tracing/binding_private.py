@@ -285,13 +285,25 @@ def is_differentiated(x: Any) -> bool:
   return False
 
 
-def _staged(x: Any) -> Any:
+def staged(x: Any) -> Any:
   """Returns the tracer of a jaxpr below all transformations, or None."""
   while isinstance(x, core.Tracer):
     if isinstance(x, partial_eval.DynamicJaxprTracer):
       return x
     x = _inner(x)
   return None
+
+
+def mapped_as(x: Any, value: Any) -> Any:
+  """Returns a value below all transformations as one in the `vmap`s of x.
+
+  The value has the shape of `staged(x)`, and the same mapped dimensions.
+  """
+  if isinstance(x, batching.BatchTracer):
+    inner = mapped_as(x.val, value)
+    return batching.BatchTracer(x._trace, inner, x.batch_dim)
+  inner = _inner(x) if isinstance(x, core.Tracer) else None
+  return mapped_as(inner, value) if isinstance(inner, core.Tracer) else value
 
 
 def maker(x: Any) -> tuple[Any, Any] | None:
@@ -302,7 +314,7 @@ def maker(x: Any) -> tuple[Any, Any] | None:
     the index of its result that `x` is. None for an argument of the traced
     function, and for a constant.
   """
-  x = _staged(x)
+  x = staged(x)
   if x is None or x.parent is None:
     return None
   index = next(i for i, v in enumerate(x.parent.outvars) if v is x.val)
@@ -311,7 +323,7 @@ def maker(x: Any) -> tuple[Any, Any] | None:
 
 def is_traced_by(x: Any, trace: Any) -> bool:
   """Returns whether `trace` traces a value, below all transformations."""
-  x = _staged(x)
+  x = staged(x)
   return x is not None and x._trace is trace
 
 

@@ -1,0 +1,620 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Finds norms and gated activations among the operations of a trace.
+
+JAX stores which operation computed a traced value. A pattern is matched from
+its result back to its inputs, also through jitted functions. Conversions
+between floats are skipped, so a pattern leaves out roundings in between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+from typing import Final
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxplugin.core import formats
+from jaxplugin.jaxext import program
+from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.quantization import prologues
+
+_CALLS: Final = frozenset(
+  {
+    *("jit", "checkpoint", "remat2", "closed_call", "core_call"),
+    *("custom_jvp_call", "custom_vjp_call"),
+  }
+)
+# Their results are their operands.
+_SAME: Final = frozenset(
+  {"copy", "copy_p", "name", "pbroadcast", "pvary", "pcast"}
+)
+_CONVERT: Final = "convert_element_type"
+# Operations on constants.
+_FOLDED: Final[dict[str, Callable[[float, float], float]]] = {
+  "add": operator.add,
+  "sub": operator.sub,
+  "mul": operator.mul,
+  "gt": operator.gt,
+}
+# Operations of statistics, which code may compute twice, and the parameters
+# that determine their results.
+_COMPARED: Final = frozenset(
+  {
+    *("add", "sub", "mul", "div", "square", "integer_pow", "reduce_sum"),
+    *("broadcast_in_dim", "reshape"),
+  }
+)
+_OPTIONS: Final = ("axes", "broadcast_dimensions", "y", "new_sizes", "shape")
+# bf16 rounds the constants of gelu.
+_CLOSE: Final = 2.0**-8
+_GELU_FACTOR: Final = math.sqrt(2 / math.pi)
+_GELU_CUBIC: Final = 0.044715
+
+
+_NO_MEAN: Final = (
+  "the root is not of a mean square or a variance over the last dimension"
+)
+
+
+class _NotMatchedError(Exception):
+  """A value is nearly the result of a pattern. The message is the reason."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+  """A norm or gated activation that computes a value.
+
+  Attributes:
+    name: such as "rms_norm with weight".
+    call: the prologue and its operands; None if no prologue computes the value.
+    reason: why no prologue does; "" if one does.
+  """
+
+  name: str
+  call: prologues.Call | None = None
+  reason: str = ""
+
+
+def find(x: Any) -> Found | None:
+  """Returns the norm or gated activation that computes a traced value.
+
+  Returns None for other values, and for values that are not traced.
+  """
+  if binding_private.maker(x) is None or np.ndim(x) == 0:
+    return None
+  matcher, found = _Matcher(), None
+  value = _Value(binding_private.staged(x), None)
+  for kind, root in matcher.roots(value):
+    is_norm = kind == "rsqrt"
+    try:
+      match = matcher.norm if is_norm else matcher.gated
+      call = match(value, kind, root)
+      alike = functools.partial(binding_private.mapped_as, x)
+      more = {
+        name: alike(array) if name in prologues.OF_X else array
+        for name, array in call.more.items()
+      }
+      call = dataclasses.replace(call, x=alike(call.x), more=more)
+      return Found(name=str(call.prologue), call=call)
+    except _NotMatchedError as reason:
+      name = "norm" if is_norm else "activation"
+      found = found or Found(name=name, reason=str(reason))
+  return found
+
+
+class _Function:
+  """A function inside an operation, with the values that it is called with."""
+
+  def __init__(self, jaxpr: Any, args: list[_Value]):
+    self._args = dict(zip(jaxpr.invars, args, strict=True))
+    self._makers = {
+      v: (e, i) for e in jaxpr.eqns for i, v in enumerate(e.outvars)
+    }
+
+  def value(self, atom: Any) -> _Value:
+    if not hasattr(atom, "val") and atom in self._args:
+      return self._args[atom]
+    return _Value(atom, self)
+
+  def maker(self, atom: Any) -> tuple[Any, int] | None:
+    return None if hasattr(atom, "val") else self._makers.get(atom)
+
+
+class _Value(NamedTuple):
+  """A traced value, or a variable or literal of a function inside."""
+
+  atom: Any
+  function: _Function | None
+
+  @property
+  def shape(self) -> tuple[Any, ...]:
+    return tuple(self.atom.aval.shape)
+
+  @property
+  def dtype(self) -> np.dtype:
+    return self.atom.aval.dtype
+
+  def key(self) -> tuple[int, int]:
+    """Returns what identifies the value."""
+    return id(self.function), id(binding_private.identity(self.atom))
+
+
+class _Operation(NamedTuple):
+  """An operation, and which of its results is meant."""
+
+  name: str
+  params: dict[str, Any]
+  operands: tuple[_Value, ...]
+  result: int
+
+
+# A factor of a product: an input, or one of `_Matcher.kind_of`, with its value.
+_Factor = tuple[str, _Value]
+_IsInput = Callable[[_Value], bool]
+
+
+class _Matcher:
+  """Matches the operations that compute one value."""
+
+  def __init__(self) -> None:
+    # Functions of operations, by operation and enclosing function. A repeated
+    # visit must give equal values. The operation stays alive.
+    self._functions: dict[tuple[int, int], tuple[Any, _Function]] = {}
+
+  # Values.
+
+  def _made(self, value: _Value) -> _Operation | None:
+    """Returns the operation that computed a value, inside of calls; or None."""
+    while True:
+      atom, function = value
+      if function is None:
+        made = binding_private.maker(atom)
+      else:
+        made = function.maker(atom)
+      if made is None:
+        return None
+      eqn, index = made
+      if function is None:
+        operands = [_Value(x, None) for x in eqn.in_tracers]
+      else:
+        operands = [function.value(v) for v in eqn.invars]
+      if eqn.primitive.name not in _CALLS:
+        name, params = eqn.primitive.name, eqn.params
+        return _Operation(name, params, tuple(operands), index)
+      jaxprs = list(program.jaxprs_of(tuple(eqn.params.values())))
+      if len(jaxprs) != 1:
+        return None
+      key = id(eqn), id(function)
+      if key not in self._functions:
+        self._functions[key] = eqn, _Function(jaxprs[0], operands)
+      value = self._functions[key][1].value(jaxprs[0].outvars[index])
+
+  def _bare(self, value: _Value) -> _Value:
+    """Returns the value before conversions that do not round, and copies."""
+    while (made := self._made(value)) is not None:
+      name, _, operands, _ = made
+      is_same = name in _SAME or (
+        name == _CONVERT and _is_widened(operands[0].dtype, value.dtype)
+      )
+      if not is_same and not self._adds_nothing(made):
+        break
+      value = operands[0]
+    return value
+
+  def _operation(self, value: _Value) -> tuple[_Value, _Operation] | None:
+    """Returns the operation before conversions of floats, and its result."""
+    while (made := self._made(value)) is not None:
+      name, _, operands, _ = made
+      if (
+        name == "select_n" and (which := self._number(operands[0])) is not None
+      ):
+        value = operands[1 + int(which)]
+      elif (
+        name in _SAME
+        or self._adds_nothing(made)
+        or (name == _CONVERT and {operands[0].dtype, value.dtype} <= _FLOATS)
+      ):
+        value = operands[0]
+      else:
+        return value, made
+    return None
+
+  def _operands(self, value: _Value, name: str) -> tuple[_Value, ...] | None:
+    """Returns the operands if an operation of this name computes a value."""
+    made = self._operation(value)
+    return made[1].operands if made and made[1].name == name else None
+
+  def _adds_nothing(self, made: _Operation) -> bool:
+    return made.name == "sub" and self._number(made.operands[1]) == 0
+
+  def _number(self, value: _Value) -> float | None:
+    """Returns the number that all elements of a value are, or None."""
+    atom = binding_private.identity(value.atom)
+    atom = getattr(atom, "val", atom)  # a literal
+    if isinstance(atom, (bool, int, float)) or hasattr(atom, "dtype"):
+      return float(np.asarray(atom)) if np.ndim(atom) == 0 else None
+    made = self._made(value)
+    if made is None:
+      return None
+    if made.name in (_CONVERT, "broadcast_in_dim", "reshape", *_SAME):
+      return self._number(made.operands[0])
+    if made.name in _FOLDED:
+      a, b = (self._number(x) for x in made.operands)
+      if a is not None and b is not None:
+        return float(_FOLDED[made.name](a, b))
+    return None
+
+  def _is_equal(self, a: _Value, b: _Value, depth: int = 4) -> bool:
+    """Whether two values are the same, or computed by the same operations."""
+    a, b = self._bare(a), self._bare(b)
+    if a.key() == b.key():
+      return True
+    one, other = self._operation(a), self._operation(b)
+    if depth == 0 or one is None or other is None:
+      number = self._number(a)
+      return number is not None and number == self._number(b)
+    first, second = one[1], other[1]
+    return (
+      first.name == second.name
+      and first.name in _COMPARED
+      and _options(first) == _options(second)
+      and all(
+        self._is_equal(x, y, depth - 1)
+        for x, y in zip(first.operands, second.operands, strict=True)
+      )
+    )
+
+  # Products.
+
+  def _root(self, value: _Value) -> tuple[str, _Value] | None:
+    """Returns the function that marks a pattern, and its argument, or None."""
+    made = self._operation(self._narrow(value))
+    if made is None:
+      return None
+    name, _, operands, _ = made[1]
+    if name in ("rsqrt", "logistic", "erfc"):
+      return name, operands[0]
+    if name == "add":
+      for one, other in (operands, operands[::-1]):
+        for inner in ("tanh", "erf"):
+          argument = self._operands(other, inner)
+          if argument is not None and self._number(one) == 1:
+            return inner, argument[0]
+    return None
+
+  def roots(self, value: _Value) -> list[tuple[str, _Value]]:
+    """Returns each root in the product, sum and conversions of a value."""
+    found = list(self._roots(value, sums=True))
+    return list({(kind, v.key()): (kind, v) for kind, v in found}.values())
+
+  def _roots(
+    self, value: _Value, *, sums: bool
+  ) -> Iterator[tuple[str, _Value]]:
+    root = self._root(value)
+    made = self._operation(value)
+    if root is not None:
+      yield root
+    elif made is not None:
+      name, _, operands, _ = made[1]
+      if name == "div" and (
+        inner := self._operands(self._narrow(operands[1]), "sqrt")
+      ):
+        yield "rsqrt", inner[0]
+        yield from self._roots(operands[0], sums=sums)
+      elif name == "div" and self._operands(operands[1], "add"):
+        for term in self._operands(operands[1], "add") or ():
+          if inner := self._operands(term, "sqrt"):
+            yield "rsqrt", inner[0]
+      elif name == "mul" or (name in ("add", "sub") and sums):
+        for x in operands:
+          yield from self._roots(x, sums=sums and name == "mul")
+
+  def _factors(
+    self, value: _Value, is_input: _IsInput
+  ) -> tuple[float, list[_Factor], bool]:
+    """Splits a product as far as its inputs and roots require.
+
+    Returns:
+      The product of its numbers, its other factors, and whether an input or a
+      root is among them.
+    """
+    if is_input(value):
+      return 1.0, [("input", value)], True
+    if (root := self._root(value)) is not None:
+      return 1.0, [root], True
+    made = self._operation(value)
+    if made is not None and made[1].name in ("mul", "div"):
+      name, _, (a, b), _ = made[1]
+      factor, factors, is_found = self._factors(a, is_input)
+      if name == "div":
+        inner = self._operands(self._narrow(b), "sqrt")
+        number = self._number(b)
+        if inner is not None:
+          return factor, [*factors, ("rsqrt", inner[0])], True
+        if number and is_found:
+          return factor / number, factors, True
+      else:
+        for one, other in ((a, b), (b, a)):
+          if (number := self._number(one)) is not None:
+            factor, factors, is_found = self._factors(other, is_input)
+            return factor * number, factors, is_found
+        more = self._factors(b, is_input)
+        if is_found or more[2]:
+          return factor * more[0], [*factors, *more[1]], True
+    return 1.0, [("", self._bare(value))], False
+
+  def _others(
+    self, value: _Value, root: tuple[str, _Value], is_input: _IsInput, what: str
+  ) -> tuple[float, list[_Value]]:
+    """Returns the number and the factors besides an input and its root."""
+    factor, factors, _ = self._factors(value, is_input)
+    rest = [v for kind, v in factors if not kind]
+    kinds = sorted(kind for kind, _ in factors if kind)
+    if kinds != sorted(("input", root[0])):
+      raise _NotMatchedError(f"the result is not {what}")
+    return factor, rest
+
+  # Rows and statistics.
+
+  def _mean(self, value: _Value) -> _Value | None:
+    """Returns the operand of a mean over the last dimension, or None."""
+    made = self._operation(self._narrow(value))
+    if made is None or made[1].name not in ("div", "mul"):
+      return None
+    name, _, operands, _ = made[1]
+    pairs = [operands] if name == "div" else [operands, operands[::-1]]
+    for total, count in pairs:
+      number = self._number(count)
+      summed = self._operation(self._narrow(total))
+      if number and summed is not None and summed[1].name == "reduce_sum":
+        (x,) = summed[1].operands
+        axes = tuple(summed[1].params["axes"])
+        if axes != (len(x.shape) - 1,):
+          raise _NotMatchedError(
+            f"the mean is over dimensions {list(axes)}, not only the last one"
+          )
+        size = 1 / number if name == "mul" else number
+        if not math.isclose(size, x.shape[-1], rel_tol=1e-6):
+          raise _NotMatchedError(
+            f"the sum is divided by {size:g}, not by the {x.shape[-1]} features"
+          )
+        return x
+    return None
+
+  def _narrow(self, value: _Value) -> _Value:
+    """Returns one number a row before it is repeated along the last axis."""
+    while (made := self._operation(value)) is not None:
+      x, shape = made[1].operands[0], made[0].shape
+      if made[1].name == "broadcast_in_dim":
+        dims = tuple(made[1].params["broadcast_dimensions"])
+        is_row = dims == tuple(range(len(x.shape)))
+      elif made[1].name == "reshape":
+        is_row = True
+      else:
+        break
+      is_single = x.shape in (shape[:-1], (*shape[:-1], 1))
+      if not is_row or not is_single or not x.shape:
+        break
+      value = x
+    return value
+
+  def _row(self, value: _Value, size: Any) -> _Value | None:
+    """Returns a value [..., size] before it is repeated for each row."""
+    value = self._bare(value)
+    while (made := self._made(value)) is not None:
+      x = made.operands[0] if made.operands else value
+      if made.name == "broadcast_in_dim":
+        dims = made.params["broadcast_dimensions"]
+        is_last = bool(dims) and dims[-1] == len(value.shape) - 1
+      else:
+        is_last = made.name == "reshape"
+      if not is_last or x.shape[-1:] != (size,):
+        break
+      value = self._bare(x)
+    return (
+      value if value.shape == (*[1] * (len(value.shape) - 1), size) else None
+    )
+
+  # Patterns.
+
+  def norm(self, value: _Value, kind: str, root: _Value) -> prologues.Call:
+    """Returns the norm with a root 1 / sqrt(root) that computes a value."""
+    size, epsilon, square = value.shape[-1], 0.0, root
+    if (terms := self._operands(root, "add")) is not None:
+      numbers = list(map(self._number, terms))
+      if (numbers[0] is None) == (numbers[1] is None):
+        raise _NotMatchedError("the root is not of a mean and an epsilon")
+      square = terms[0 if numbers[0] is None else 1]
+      epsilon = next(n for n in numbers if n is not None)
+    x, is_centered = self._of_variance(square)
+    x = self._bare(x)
+
+    def is_input(v: _Value) -> bool:
+      if not is_centered:
+        return self._is_equal(v, x)
+      centered = self._centered(v)
+      return centered is not None and self._is_equal(centered, x)
+
+    product, bias = value, None
+    if not is_input(value) and (terms := self._operands(value, "add")):
+      for one, other in (terms, terms[::-1]):
+        if (row := self._row(other, size)) is not None:
+          product, bias = one, row
+      if bias is None:
+        raise _NotMatchedError("something is added to its result")
+    what = "(x - mean(x)) / sqrt(variance + epsilon)"
+    if not is_centered:
+      what = "x / sqrt(mean(x * x) + epsilon)"
+    factor, rest = self._others(product, (kind, root), is_input, what)
+    weights = [self._row(v, size) for v in rest]
+    if factor != 1 or len(weights) > 1 or None in weights:
+      raise _NotMatchedError(
+        "another factor than one weight for each feature is multiplied into it"
+      )
+    if bias is not None and not is_centered:
+      raise _NotMatchedError("a bias is added to a norm without a mean")
+    more = {"weight": weights[0] if weights else None, "bias": bias}
+    function = "layer_norm" if is_centered else "rms_norm"
+    return _call(function, value.shape, x, more, epsilon)
+
+  def _of_variance(self, value: _Value) -> tuple[_Value, bool]:
+    """Returns x of mean(x * x) or of a variance, and whether of a variance."""
+    value = self._narrow(value)
+    while (operands := self._operands(value, "max")) is not None:
+      numbers = list(map(self._number, operands))
+      if 0 not in numbers:
+        break
+      value = self._narrow(operands[1 - numbers.index(0)])
+    if (terms := self._operands(value, "sub")) is not None:  # E[x^2] - E[x]^2
+      mean = self._square(terms[1])
+      x = mean and self._mean(mean)
+      squares = self._mean(terms[0])
+      square = squares and self._square(squares)
+      if x and square and self._is_equal(square, x):
+        return x, True
+      raise _NotMatchedError(_NO_MEAN)
+    squares = self._mean(value)
+    x = squares and self._square(squares)
+    if not x:
+      raise _NotMatchedError(_NO_MEAN)
+    centered = self._centered(x)
+    return (x, False) if centered is None else (centered, True)
+
+  def _square(self, value: _Value) -> _Value | None:
+    made = self._operation(value)
+    if made is None:
+      return None
+    name, params, operands, _ = made[1]
+    if name == "square" or (name == "integer_pow" and params["y"] == 2):
+      return operands[0]
+    if name == "mul" and self._is_equal(operands[0], operands[1]):
+      return operands[0]
+    return None
+
+  def _centered(self, value: _Value) -> _Value | None:
+    """Returns x of x - mean(x), or None."""
+    terms = self._operands(value, "sub")
+    if terms is None:
+      return None
+    x = self._mean(terms[1])
+    return x if x is not None and self._is_equal(x, terms[0]) else None
+
+  def gated(self, value: _Value, kind: str, root: _Value) -> prologues.Call:
+    """Returns the gated activation with a root that computes a value."""
+    if kind in ("erf", "erfc"):
+      raise _NotMatchedError("it is gelu of erf; use approximate=True")
+    gate, wanted = self._bare(root), 1.0
+    function, what = "silu_and_mul", "gate * sigmoid(gate) * up"
+    if kind == "tanh":
+      gate, wanted = self._gate_of_gelu(root), 0.5
+      function, what = "gelu_and_mul", "gelu(gate) * up"
+    is_input = lambda v: self._is_equal(v, gate)
+    factor, rest = self._others(value, (kind, root), is_input, what)
+    if factor != wanted:
+      raise _NotMatchedError("a number is multiplied into it")
+    if not rest:
+      raise _NotMatchedError("nothing is multiplied by the activation")
+    if len(rest) > 1:
+      raise _NotMatchedError("two arrays are multiplied by the activation")
+    both = self._both_halves(gate, rest[0])
+    if both is not None:
+      return _call(function, value.shape, both, {}, halves="split")
+    return _call(function, value.shape, gate, {"up": rest[0]})
+
+  def _both_halves(self, gate: _Value, up: _Value) -> _Value | None:
+    """Returns x if gate and up are the halves of its last dimension."""
+    found = []
+    for i, half in enumerate((gate, up)):
+      made = self._made(half)
+      if made is None or made.name not in ("slice", "split"):
+        return None
+      (x,), params, size = made.operands, made.params, half.shape[-1]
+      if x.shape != (*half.shape[:-1], 2 * size):
+        return None
+      if made.name == "split":
+        is_half = made.result == i
+      else:
+        is_half = params["start_indices"][-1] == i * size and not any(
+          n != 1 for n in params["strides"] or ()
+        )
+      if not is_half:
+        return None
+      found.append(x)
+    return found[0] if found[0].key() == found[1].key() else None
+
+  def _gate_of_gelu(self, value: _Value) -> _Value:
+    """Returns g of sqrt(2 / pi) * (g + 0.044715 * g^3)."""
+    factor, rest = self._product(value)
+    terms = self._operands(rest[0], "add") if len(rest) == 1 else None
+    if terms is not None and math.isclose(factor, _GELU_FACTOR, rel_tol=_CLOSE):
+      for gate, cube in (terms, terms[::-1]):
+        cubic, factors = self._product(cube)
+        is_cube = len(factors) == 3 and all(
+          self._is_equal(v, gate) for v in factors
+        )
+        if is_cube and math.isclose(cubic, _GELU_CUBIC, rel_tol=_CLOSE):
+          return self._bare(gate)
+    raise _NotMatchedError("it is not the tanh approximation of gelu")
+
+  def _product(self, value: _Value) -> tuple[float, list[_Value]]:
+    """Splits a product into its number and all its other factors."""
+    if (number := self._number(value)) is not None:
+      return number, []
+    made = self._operation(value)
+    if made is not None and made[1].name == "integer_pow":
+      factor, factors = self._product(made[1].operands[0])
+      power = made[1].params["y"]
+      if power > 0:
+        return factor**power, factors * power
+    if made is not None and made[1].name in ("mul", "square"):
+      operands = made[1].operands
+      each = [self._product(x) for x in operands * (2 // len(operands))]
+      return math.prod(f for f, _ in each), [
+        v for _, more in each for v in more
+      ]
+    return 1.0, [value]
+
+
+_FLOATS: Final = frozenset(formats.FLOAT_DTYPES)
+
+
+def _is_widened(before: Any, after: Any) -> bool:
+  return {before, after} <= _FLOATS and np.dtype(after) in (before, formats.F32)
+
+
+def _options(made: _Operation) -> list[Any]:
+  return [made.params.get(name) for name in _OPTIONS]
+
+
+def _call(
+  function: str,
+  shape: tuple[Any, ...],
+  x: _Value,
+  more: dict[str, _Value | None],
+  epsilon: float = 0.0,
+  halves: str | None = None,
+) -> prologues.Call:
+  """Returns the call of a function whose result has a shape."""
+  given = {n: v for n in prologues.OPERANDS if (v := more.get(n)) is not None}
+  for value in (x, *given.values()):
+    if value.function is not None:
+      raise _NotMatchedError("a jitted function computes one of its operands")
+    if value.dtype not in _FLOATS:
+      raise _NotMatchedError(f"an operand is {value.dtype}")
+  prologue = prologues.Prologue(
+    function=function, operands=tuple(given), epsilon=epsilon, halves=halves
+  )
+  for name in ("x", *prologues.OF_X):
+    value = given.get(name, x)
+    if value.shape != prologue.x_shape(shape):
+      raise _NotMatchedError("its operands have different shapes")
+  arrays = {name: value.atom for name, value in given.items()}
+  return prologues.Call(prologue=prologue, x=x.atom, more=arrays)

@@ -1,0 +1,554 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Norms and activations of libraries are found, and matmuls fused with them."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+from flax import nnx
+from jax import lax
+
+import jaxplugin as jp
+from jaxplugin.quantization import prologues
+from jaxplugin.rewriting import patterns
+
+SHAPE = (2, 32, 64)
+SIZE = SHAPE[-1]
+RMS, RMS_ROWS = "rms_norm", "rms_norm with weight"
+LAYER, LAYER_ROWS = "layer_norm with weight", "layer_norm with weight, bias"
+SILU, GELU = "silu_and_mul with up", "gelu_and_mul with up"
+
+
+def normal(*shape, dtype=jnp.float32):
+  rng = np.random.default_rng(sum(shape))
+  return jnp.asarray(rng.normal(size=shape), dtype)
+
+
+def mean(x):
+  return jnp.mean(x, -1, keepdims=True)
+
+
+def linen(module):
+  params = {"scale": normal(SIZE), "bias": normal(SIZE) / 8}
+  names = (
+    ("scale", "bias") if getattr(module, "use_bias", False) else ("scale",)
+  )
+  return lambda x, w, u: module.apply(
+    {"params": {name: params[name] for name in names}}, x
+  )
+
+
+def of_nnx(cls, dtype):
+  module = cls(SIZE, dtype=dtype, rngs=nnx.Rngs(0))
+  return lambda x, w, u: module(x)
+
+
+def llama(x, w, u=None):
+  h = x.astype(jnp.float32)
+  h = h * lax.rsqrt(mean(h * h) + 1e-6)
+  return w * h.astype(x.dtype)
+
+
+def gemma(x, w, u=None):
+  h = x.astype(jnp.float32)
+  return (h / jnp.sqrt(mean(jnp.square(h)) + 1e-6) * (1 + w)).astype(x.dtype)
+
+
+def by_hand(x, w, u):
+  c = x - mean(x)
+  return w * (c * lax.rsqrt(mean(c * c) + 1e-5)) + u[0, 0]
+
+
+def of_variance(x, w, u):
+  return (x - mean(x)) * lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5) * w
+
+
+def silu(x, w, u):
+  return jax.nn.silu(x) * u
+
+
+def gelu(x, w, u):
+  return jax.nn.gelu(x, approximate=True) * u
+
+
+def split_silu(x):
+  gate, up = jnp.split(x, 2, axis=-1)
+  return silu(gate, None, up)
+
+
+def sliced_gelu(x):
+  return gelu(x[..., :SIZE], None, x[..., SIZE:])
+
+
+def matched(dtype):
+  """Rows: function, name of the prologue, epsilon."""
+  return {
+    "linen_rms": (linen(nn.RMSNorm(dtype=dtype)), RMS_ROWS, 1e-6),
+    "linen_layer": (linen(nn.LayerNorm(dtype=dtype)), LAYER_ROWS, 1e-6),
+    "linen_slow_variance": (
+      linen(nn.LayerNorm(dtype=dtype, use_fast_variance=False, use_bias=False)),
+      LAYER,
+      1e-6,
+    ),
+    "nnx_rms": (of_nnx(nnx.RMSNorm, dtype), RMS_ROWS, 1e-6),
+    "nnx_layer": (of_nnx(nnx.LayerNorm, dtype), LAYER_ROWS, 1e-6),
+    "llama": (llama, RMS_ROWS, 1e-6),
+    "jitted": (jax.jit(llama), RMS_ROWS, 1e-6),
+    "checkpointed": (jax.checkpoint(llama), RMS_ROWS, 1e-6),
+    "gemma": (gemma, RMS_ROWS, 1e-6),
+    "without_weight": (lambda x, w, u: llama(x, 1.0), RMS, 1e-6),
+    "norm_of_norm": (lambda x, w, u: llama(llama(x, w), w), RMS_ROWS, 1e-6),
+    "norm_of_silu": (lambda x, w, u: llama(silu(x, w, u), w), RMS_ROWS, 1e-6),
+    "layer_by_hand": (by_hand, LAYER_ROWS, 1e-5),
+    "of_variance": (of_variance, LAYER, 1e-5),
+    "standardize": (
+      lambda x, w, u: jax.nn.standardize(x),
+      "layer_norm",
+      1e-5,
+    ),
+    "silu": (silu, SILU, 0),
+    "silu_by_hand": (lambda x, w, u: u * (x * jax.nn.sigmoid(x)), SILU, 0),
+    "silu_of_products": (lambda x, w, u: silu(x * w, w, u * w), SILU, 0),
+    "silu_of_split": (
+      lambda x, w, u: split_silu(jnp.concatenate([x, u], -1)),
+      "silu_and_mul with split halves",
+      0,
+    ),
+    "gelu_of_slices": (
+      lambda x, w, u: sliced_gelu(jnp.concatenate([x, u], -1)),
+      "gelu_and_mul with split halves",
+      0,
+    ),
+    "silu_of_swapped_halves": (
+      lambda x, w, u: split_silu(jnp.concatenate([x, u], -1)[..., ::-1]),
+      "silu_and_mul with split halves",
+      0,
+    ),
+    "silu_of_other_slices": (
+      lambda x, w, u: silu(x[..., 32:], w, x[..., :32]),
+      SILU,
+      0,
+    ),
+    "root_of_rows": (
+      lambda x, w, u: (
+        x * lax.rsqrt(jnp.mean(x * x, -1) + 1e-6)[..., None] * w
+      ),
+      RMS_ROWS,
+      1e-6,
+    ),
+    "swish": (lambda x, w, u: nn.swish(x) * u, SILU, 0),
+    "gelu": (gelu, GELU, 0),
+    "gelu_by_hand": (
+      lambda x, w, u: (
+        0.5
+        * x
+        * (1 + jnp.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x * x * x)))
+        * u
+      ),
+      GELU,
+      0,
+    ),
+  }
+
+
+# Rows: function, part of the reason; None if nothing is like a pattern.
+NEAR = {
+  "other_axis": (
+    lambda x, w, u: x * lax.rsqrt(jnp.mean(x * x, -2, keepdims=True) + 1e-6),
+    "the root is not of a mean square",
+  ),
+  "all_axes": (
+    lambda x, w, u: x * lax.rsqrt(jnp.mean(x * x) + 1e-6),
+    "mean is over dimensions [0, 1, 2]",
+  ),
+  "sum": (
+    lambda x, w, u: x * lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6),
+    "the root is not of a mean square",
+  ),
+  "unbiased": (
+    lambda x, w, u: (
+      (x - mean(x)) * lax.rsqrt(jnp.var(x, -1, ddof=1, keepdims=True) + 1e-5)
+    ),
+    "divided by 63, not by the 64 features",
+  ),
+  "epsilon_after_root": (
+    lambda x, w, u: x / (jnp.sqrt(mean(x * x)) + 1e-6) * w,
+    "the result is not x / sqrt",
+  ),
+  "epsilon_of_rows": (
+    lambda x, w, u: x * lax.rsqrt(mean(x * x) + mean(u)),
+    "the root is not of a mean and an epsilon",
+  ),
+  "square_of_another": (
+    lambda x, w, u: x * lax.rsqrt(mean(u * u) + 1e-6) * w,
+    "the result is not x / sqrt",
+  ),
+  "product_of_two": (
+    lambda x, w, u: x * lax.rsqrt(mean(x * u) + 1e-6) * w,
+    "the root is not of a mean square",
+  ),
+  "not_centered_above": (
+    lambda x, w, u: x * lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5),
+    "the result is not (x - mean(x)) / sqrt",
+  ),
+  "addition_between": (
+    lambda x, w, u: llama(x, w) + u,
+    "something is added to its result",
+  ),
+  "subtraction_between": (
+    lambda x, w, u: llama(x, w) - u,
+    "the result is not x / sqrt",
+  ),
+  "bias_without_mean": (
+    lambda x, w, u: llama(x, w) + w,
+    "a bias is added to a norm without a mean",
+  ),
+  "scaled": (lambda x, w, u: 8 * llama(x, w), "another factor than one weight"),
+  "weight_of_columns": (
+    lambda x, w, u: llama(x, u[:, :, :1]),
+    "another factor than one weight",
+  ),
+  "two_weights": (
+    lambda x, w, u: w * llama(x, u[:1, :1]),
+    "another factor than one weight",
+  ),
+  "erf": (
+    lambda x, w, u: jax.nn.gelu(x, approximate=False) * u,
+    "use approximate=True",
+  ),
+  "no_factor": (
+    lambda x, w, u: jax.nn.silu(x),
+    "nothing is multiplied by the activation",
+  ),
+  "two_factors": (
+    lambda x, w, u: jax.nn.silu(x) * u * jnp.tanh(u),
+    "two arrays are multiplied by the activation",
+  ),
+  "half": (lambda x, w, u: 0.5 * silu(x, w, u), "a number is multiplied"),
+  "sigmoid_of_another": (
+    lambda x, w, u: x * jax.nn.sigmoid(1.702 * x) * u,
+    "the result is not gate * sigmoid(gate) * up",
+  ),
+  "glu": (
+    lambda x, w, u: jax.nn.sigmoid(x) * u,
+    "the result is not gate * sigmoid(gate) * up",
+  ),
+  "softcap": (lambda x, w, u: (1 + jnp.tanh(x)) * u, "not the tanh approx"),
+  "gelu_without_half": (
+    lambda x, w, u: 2 * gelu(x, w, u),
+    "a number is multiplied",
+  ),
+  "tanh": (lambda x, w, u: jnp.tanh(x) * u, None),
+  "argument": (lambda x, w, u: x, None),
+}
+
+
+def arrays(dtype):
+  return (
+    normal(*SHAPE, dtype=dtype),
+    normal(SIZE, dtype=dtype),
+    (normal(*SHAPE[::-1], dtype=dtype).T),
+  )
+
+
+class PatternsTest(parameterized.TestCase):
+  @parameterized.parameters(jnp.float32, jnp.bfloat16)
+  def test_norms_and_activations_of_libraries_are_found(self, dtype):
+    rows = matched(dtype)
+
+    @jax.jit
+    def compared(*args):
+      results = {}
+      for name, (function, wanted, epsilon) in rows.items():
+        y = function(*args)
+        found = patterns.find(y)
+        self.assertEqual((found.name, found.reason), (wanted, ""), name)
+        # bf16 code may round epsilon to bf16.
+        np.testing.assert_allclose(
+          found.call.prologue.epsilon, epsilon, rtol=2.0**-8
+        )
+        call = found.call.canonical(y.shape)
+        own = prologues.compute(call.prologue, call.x, call.more)
+        results[name] = (y, own[0])
+      return results
+
+    # Each row of a norm has magnitudes about 1. bf16 code rounds a few times.
+    tolerance = 2.0**-18 if dtype == jnp.float32 else 2.0**-5
+    for name, (y, own) in compared(*arrays(dtype)).items():
+      np.testing.assert_allclose(
+        own,
+        np.asarray(y, np.float32),
+        rtol=tolerance,
+        atol=tolerance,
+        err_msg=name,
+      )
+
+  def test_patterns_are_found_while_they_are_differentiated_and_mapped(self):
+    found = []
+
+    def loss(function, *args):
+      found.append(patterns.find(y := function(*args)))
+      return y.sum()
+
+    rows = matched(jnp.float32)
+    for function, *_ in rows.values():
+      args = arrays(jnp.float32)
+      f = functools.partial(loss, function)
+      jax.make_jaxpr(jax.grad(f, argnums=(0, 1, 2)))(*args)
+    wanted = [name for _, name, _ in rows.values()]
+    self.assertEqual([f.name for f in found], wanted)
+    self.assertEqual([f.reason for f in found], [""] * len(rows))
+    del found[:]
+    mapped = jax.vmap(lambda x: loss(llama, x[None], arrays(jnp.float32)[1]))
+    jax.make_jaxpr(mapped)(arrays(jnp.float32)[0])
+    self.assertEqual(found[0].call.x.shape, (1, *SHAPE[1:]))
+
+  @parameterized.parameters(*NEAR)
+  def test_near_misses_are_not_taken(self, name):
+    function, reason = NEAR[name]
+    found = []
+    jax.make_jaxpr(lambda *args: found.append(patterns.find(function(*args))))(
+      *arrays(jnp.float32)
+    )
+    (result,) = found
+    if reason is None:
+      self.assertIsNone(result)
+    else:
+      self.assertIsNone(result.call)
+      self.assertIn(reason, result.reason)
+
+
+KEYS = ("gate", "up", "down")
+
+
+def block(params, x):
+  """A residual block of a Llama model, in the dtype of x."""
+  h = llama(x, params["norm"])
+  gate = h @ params["gate"]
+  up = jnp.einsum("bsd,dh->bsh", h, params["up"])
+  return x + (jax.nn.silu(gate) * up) @ params["down"]
+
+
+def block_params(dtype=jnp.float32, layers=()):
+  shapes = {"gate": (SIZE, 128), "up": (SIZE, 128), "down": (128, SIZE)}
+  params = {n: normal(*layers, *s, dtype=dtype) / 8 for n, s in shapes.items()}
+  return {"norm": 1 + normal(*layers, SIZE, dtype=dtype) / 8, **params}
+
+
+def by_producers(weights, params, x):
+  """The block by functions that quantize their results."""
+  out = {"out_format": "mxfp8"}
+  linear = functools.partial(jp.linear, preferred_element_type=x.dtype)
+  h = jp.nn.rms_norm(x, params["norm"], epsilon=1e-6, **out)
+  gate, up = linear(h, weights["gate"]), linear(h, weights["up"])
+  return x + linear(jp.nn.silu_and_mul(gate, up, **out), weights["down"])
+
+
+def fused(fn, **options):
+  return jp.quantize_dots(fn, "mxfp8", fuse_activations=True, **options)
+
+
+def outcomes(function, *args):
+  return [(c.name, c.outcome) for c in jp.explain(function, *args).chains]
+
+
+def prologues_of(function, *args):
+  """Functions of prologues and blocked dimensions on a GPU."""
+  h100 = jp.named_target("h100")
+  found = jp.explain(function, *args, target=h100).quantizations
+  return {
+    (p.prologue.function, tuple(b.dims for b in p.blockings))
+    for q in found
+    for p in q.problems
+    if getattr(p, "prologue", None)
+  }
+
+
+class FusedMatmulsTest(parameterized.TestCase):
+  @parameterized.parameters(jnp.float32, jnp.bfloat16)
+  def test_result_has_the_bits_of_producers(self, dtype):
+    params, x = block_params(dtype), normal(*SHAPE, dtype=dtype)
+    stored, _ = jp.quantize_params(
+      params, "mxfp8", where=lambda p: 0 if p.array.ndim == 2 else False
+    )
+    accepted = jp.accept_quantized(
+      block, activations="mxfp8", fuse_activations=True
+    )
+
+    @jax.jit
+    def all_of_them(params, stored, x):
+      weights = {n: jp.quantize(params[n].T, "mxfp8") for n in KEYS}
+      return (
+        by_producers(weights, params, x),
+        accepted(stored, x),
+        fused(block)(params, x),
+        jax.checkpoint(fused(block))(params, x),
+        jax.vmap(fused(block), (None, 0))(params, x[:, None])[:, 0],
+        lax.scan(lambda x, _: (fused(block)(params, x), None), x, length=1)[0],
+        fused(lambda p, x: jax.vmap(functools.partial(block, p))(x[:, None]))(
+          params, x
+        )[:, 0],
+      )
+
+    first, *others = all_of_them(params, stored, x)
+    for i, y in enumerate(others):
+      np.testing.assert_array_equal(first, y, err_msg=str(i))
+
+  def test_layers_of_a_scan_are_fused_with_one_call_for_each_norm(self):
+    params, x = block_params(layers=(2,)), normal(*SHAPE)
+
+    def model(params, x):
+      return lax.scan(lambda x, p: (block(p, x), None), x, params)[0]
+
+    text = jax.jit(fused(model)).lower(params, x).compile().as_text()
+    self.assertNotIn("rsqrt(", text)
+    self.assertNotIn("exponential(", text)
+    # One for both matmuls after the norm, and one for the last matmul.
+    self.assertEqual(text.count('custom_call_target="jaxplugin_quantize"'), 2)
+
+  def test_gradients_are_those_of_the_model_in_f64(self):
+    # The loss is linear in the matmuls' results, and the backward matmuls are
+    # not quantized, so quantizing changes no gradient.
+    recipe = jp.training.Recipe(
+      activation_format="mxfp8",
+      weight_format="mxfp8",
+      grad_format=None,
+      quantize_dgrad=False,
+      quantize_wgrad=False,
+    )
+    params, x, gate = block_params(), normal(*SHAPE), normal(2, 32, 128)
+    ones = normal(2, 32, SIZE), normal(2, 32, 128)
+
+    def loss(params, x, gate, ones, norm=llama):
+      gated = (jax.nn.silu(gate) * gate[::-1, :, ::-1]) @ params["down"]
+      normed = norm(x, params["norm"]) @ params["gate"]
+      return (gated * ones[0]).sum() + (normed * ones[1]).sum()
+
+    def exact_loss(*args):
+      norm = lambda x, w: x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+      return loss(*args, norm=lambda x, w: w * norm(x, w))
+
+    def gradient(function):
+      return jax.jit(jax.grad(function, (0, 1, 2)))
+
+    step = jp.quantize_dots(loss, recipe, fuse_activations=True)
+    got = gradient(step)(params, x, gate, ones)
+    self.assertEqual(
+      [o for _, o in outcomes(jax.grad(step), params, x, gate, ones)],
+      ["fused; XLA also computes it for dot_general"] * 2,
+    )
+    with jax.enable_x64(True):
+      exact = jax.tree.map(
+        lambda a: jnp.asarray(np.asarray(a, np.float64)),
+        (params, x, gate, ones),
+      )
+      want = gradient(exact_loss)(*exact)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+      np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * abs(b).max())
+
+  def test_backward_pass_quantizes_gated_activations_along_both_axes(self):
+    gate, up, w = normal(64, 128), normal(128, 64).T, normal(128, 32)
+    ones = normal(64, 32)
+
+    def loss(w, gate, up):
+      return ((jax.nn.silu(gate) * up @ w) * ones).sum()
+
+    step = jax.grad(fused(loss))
+    self.assertIn(
+      ("silu_and_mul", ((1,), (0,))), prologues_of(step, w, gate, up)
+    )
+    got = jax.jit(step)(w, gate, up)
+    y = np.asarray(gate, np.float64)
+    y = y / (1 + np.exp(-y)) * np.asarray(up, np.float64)
+    y, g = (
+      np.asarray(jp.dequantize(jp.quantize(a, "mxfp8", axis=0)), np.float64)
+      for a in (y.astype(np.float32), ones)
+    )
+    # A code next to a tie may differ: 2^-4 of one of 64 terms.
+    np.testing.assert_allclose(got, y.T @ g, rtol=0, atol=0.02 * abs(got).max())
+    self.assertLess(np.linalg.norm(got - y.T @ g), 1e-3 * np.linalg.norm(got))
+
+  def test_norm_is_not_fused_before_a_backward_pass(self):
+    params, x = block_params(), normal(*SHAPE)
+    loss = lambda params, x: block(params, x).sum()
+    step = jax.grad(fused(loss))
+    self.assertEqual(
+      {name for name, _ in prologues_of(step, params, x)}, {"silu_and_mul"}
+    )
+    (_, norm), _, (_, silu) = outcomes(step, params, x)
+    self.assertEqual(silu, "fused")
+    self.assertStartsWith(norm, "fused; not in training, because the backward")
+
+  def test_explain_names_other_readers_of_the_activations(self):
+    def model(params, x, is_read):
+      h = llama(x, params["norm"])
+      gated = jax.nn.silu(h @ params["gate"]) * (h @ params["up"])
+      result = gated @ params["down"]
+      return (result + h, gated) if is_read else result
+
+    params, x = block_params(), normal(*SHAPE)
+    for is_read in (False, True):
+      function = functools.partial(fused(model), is_read=is_read)
+      (_, norm), _, (_, silu) = outcomes(function, params, x)
+      self.assertEqual("XLA also computes it for add" in norm, is_read)
+      self.assertEqual("XLA also computes it for a result" in silu, is_read)
+
+  def test_default_is_separate(self):
+    params, x = block_params(jnp.bfloat16), normal(*SHAPE, dtype=jnp.bfloat16)
+    plain = jp.quantize_dots(block, "mxfp8")
+    self.assertEqual(
+      outcomes(plain, params, x),
+      [(RMS_ROWS, "separate: pass fuse_activations=True to quantize_dots")] * 2
+      + [(SILU, "separate: pass fuse_activations=True to quantize_dots")],
+    )
+    self.assertEmpty(prologues_of(plain, params, x))
+
+  @parameterized.parameters(
+    (lambda p, x: llama(x, p["norm"]).mT @ p["norm"][:32], "", None),
+    (lambda p, x: (llama(x, p["norm"]) + x) @ p["gate"], "added", None),
+    (
+      lambda p, x: jnp.einsum(
+        "bsd,sh->bdh", llama(x, p["norm"]), p["gate"][:32]
+      ),
+      "does not contract its last dimension",
+      None,
+    ),
+    (
+      lambda p, x: llama(x, p["norm"]) @ p["gate"],
+      "does not quantize the activations",
+      jp.training.Recipe(
+        activation_format=None, weight_format="mxfp8", grad_format=None
+      ),
+    ),
+    (
+      lambda p, x: llama(x[..., :48], p["norm"][:48]) @ p["gate"][:48],
+      "no whole blocks",
+      jp.training.MXFP8_RECIPE,
+    ),
+  )
+  def test_other_matmuls_are_separate(self, function, reason, recipe):
+    params, x = block_params(), normal(*SHAPE)
+    function = jp.quantize_dots(
+      function,
+      recipe or "mxfp8",
+      where=lambda site: True,
+      fuse_activations=True,
+    )
+    found = outcomes(function, params, x)
+    self.assertEmpty(prologues_of(function, params, x))
+    if reason:
+      (outcome,) = (o for _, o in found)
+      self.assertStartsWith(outcome, "separate: ")
+      self.assertIn(reason, outcome)
+    else:
+      self.assertEmpty(found)
+
+  def test_arguments_are_validated(self):
+    with self.assertRaisesRegex(TypeError, "fuse_activations must be True or"):
+      jp.quantize_dots(block, "mxfp8", fuse_activations=1)
+    with self.assertRaisesRegex(ValueError, "activations must be a format if"):
+      jp.accept_quantized(block, fuse_activations=True)
