@@ -53,6 +53,9 @@ _COMPARED: Final = frozenset(
   }
 )
 _OPTIONS: Final = ("axes", "broadcast_dimensions", "y", "new_sizes", "shape")
+# Products and numbers of more nested operations are not split. A value that is
+# squared again and again would have too many factors.
+_DEPTH: Final = 8
 # bf16 rounds the constants of gelu.
 _CLOSE: Final = 2.0**-8
 _GELU_FACTOR: Final = math.sqrt(2 / math.pi)
@@ -235,19 +238,19 @@ class _Matcher:
   def _adds_nothing(self, made: _Operation) -> bool:
     return made.name == "sub" and self._number(made.operands[1]) == 0
 
-  def _number(self, value: _Value) -> float | None:
+  def _number(self, value: _Value, depth: int = _DEPTH) -> float | None:
     """Returns the number that all elements of a value are, or None."""
     atom = binding_private.identity(value.atom)
     atom = getattr(atom, "val", atom)  # a literal
     if isinstance(atom, (bool, int, float)) or hasattr(atom, "dtype"):
       return float(np.asarray(atom)) if np.ndim(atom) == 0 else None
     made = self._made(value)
-    if made is None:
+    if made is None or depth == 0:
       return None
     if made.name in (_CONVERT, "broadcast_in_dim", "reshape", *_SAME):
-      return self._number(made.operands[0])
-    if made.name in _FOLDED:
-      a, b = (self._number(x) for x in made.operands)
+      return self._number(made.operands[0], depth - 1)
+    if made.name in _FOLDED and not value.shape:
+      a, b = (self._number(x, depth - 1) for x in made.operands)
       if a is not None and b is not None:
         return float(_FOLDED[made.name](a, b))
     return None
@@ -296,29 +299,30 @@ class _Matcher:
     return list({(kind, v.key()): (kind, v) for kind, v in found}.values())
 
   def _roots(
-    self, value: _Value, *, sums: bool
+    self, value: _Value, *, sums: bool, depth: int = _DEPTH
   ) -> Iterator[tuple[str, _Value]]:
     root = self._root(value)
     made = self._operation(value)
     if root is not None:
       yield root
-    elif made is not None:
+    elif made is not None and depth:
       name, _, operands, _ = made[1]
       if name == "div" and (
         inner := self._operands(self._narrow(operands[1]), "sqrt")
       ):
         yield "rsqrt", inner[0]
-        yield from self._roots(operands[0], sums=sums)
+        yield from self._roots(operands[0], sums=sums, depth=depth - 1)
       elif name == "div" and self._operands(operands[1], "add"):
         for term in self._operands(operands[1], "add") or ():
           if inner := self._operands(term, "sqrt"):
             yield "rsqrt", inner[0]
       elif name == "mul" or (name in ("add", "sub") and sums):
         for x in operands:
-          yield from self._roots(x, sums=sums and name == "mul")
+          is_product = name == "mul"
+          yield from self._roots(x, sums=sums and is_product, depth=depth - 1)
 
   def _factors(
-    self, value: _Value, is_input: _IsInput
+    self, value: _Value, is_input: _IsInput, depth: int = _DEPTH
   ) -> tuple[float, list[_Factor], bool]:
     """Splits a product as far as its inputs and roots require.
 
@@ -331,9 +335,9 @@ class _Matcher:
     if (root := self._root(value)) is not None:
       return 1.0, [root], True
     made = self._operation(value)
-    if made is not None and made[1].name in ("mul", "div"):
+    if made is not None and made[1].name in ("mul", "div") and depth:
       name, _, (a, b), _ = made[1]
-      factor, factors, is_found = self._factors(a, is_input)
+      factor, factors, is_found = self._factors(a, is_input, depth - 1)
       if name == "div":
         inner = self._operands(self._narrow(b), "sqrt")
         number = self._number(b)
@@ -342,11 +346,12 @@ class _Matcher:
         if number and is_found:
           return factor / number, factors, True
       else:
-        for one, other in ((a, b), (b, a)):
+        for one in (a, b):
           if (number := self._number(one)) is not None:
-            factor, factors, is_found = self._factors(other, is_input)
+            if one is a:
+              factor, factors, is_found = self._factors(b, is_input, depth - 1)
             return factor * number, factors, is_found
-        more = self._factors(b, is_input)
+        more = self._factors(b, is_input, depth - 1)
         if is_found or more[2]:
           return factor * more[0], [*factors, *more[1]], True
     return 1.0, [("", self._bare(value))], False
@@ -564,22 +569,24 @@ class _Matcher:
           return self._bare(gate)
     raise _NotMatchedError("it is not the tanh approximation of gelu")
 
-  def _product(self, value: _Value) -> tuple[float, list[_Value]]:
+  def _product(
+    self, value: _Value, depth: int = _DEPTH
+  ) -> tuple[float, list[_Value]]:
     """Splits a product into its number and all its other factors."""
     if (number := self._number(value)) is not None:
       return number, []
     made = self._operation(value)
-    if made is not None and made[1].name == "integer_pow":
-      factor, factors = self._product(made[1].operands[0])
-      power = made[1].params["y"]
-      if power > 0:
-        return factor**power, factors * power
-    if made is not None and made[1].name in ("mul", "square"):
-      operands = made[1].operands
-      each = [self._product(x) for x in operands * (2 // len(operands))]
-      return math.prod(f for f, _ in each), [
-        v for _, more in each for v in more
-      ]
+    if made is not None and depth:
+      name, params, operands, _ = made[1]
+      if name == "integer_pow" and params["y"] in (2, 3):
+        operands *= params["y"]
+      elif name == "square":
+        operands *= 2
+      elif name != "mul":
+        return 1.0, [value]
+      each = [self._product(x, depth - 1) for x in operands]
+      number = math.prod(factor for factor, _ in each)
+      return number, [v for _, more in each for v in more]
     return 1.0, [value]
 
 

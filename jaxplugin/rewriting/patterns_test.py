@@ -287,6 +287,23 @@ class PatternsTest(parameterized.TestCase):
         err_msg=name,
       )
 
+  def test_long_computations_take_no_time(self):
+    def of_many(x, w, s):
+      for i in range(1500):
+        x, s = (x * x, s * s) if i % 2 else (x + x, s + 1)
+      return jnp.tanh(x) * s * w
+
+    def product(x, w, s):
+      y = of_many(x, w, s)
+      return jax.nn.silu(y) * y * y * patterns_of(y)
+
+    found = []
+    patterns_of = lambda y: (found.append(patterns.find(y)), y)[1]
+    args = *arrays(jnp.float32)[:2], jnp.float32(1)
+    jax.make_jaxpr(lambda *args: patterns_of(product(*args)))(*args)
+    self.assertIsNone(found[0])
+    self.assertIsNone(found[1].call)
+
   def test_patterns_are_found_while_they_are_differentiated_and_mapped(self):
     found = []
 
@@ -506,6 +523,9 @@ class FusedMatmulsTest(parameterized.TestCase):
       + [(SILU, "separate: pass fuse_activations=True to quantize_dots")],
     )
     self.assertEmpty(prologues_of(plain, params, x))
+    text = jp.explain(plain, params, x).details()
+    self.assertIn("\nnorms and activations before matmuls:\n", text)
+    self.assertIn(f"{RMS_ROWS} before bfloat16[2, 32, 64] x", text)
 
   @parameterized.parameters(
     (lambda p, x: llama(x, p["norm"]).mT @ p["norm"][:32], "", None),
