@@ -68,9 +68,11 @@ class Run:
     return self.validation[-1]
 
 
-def _optimizer(
-  learning_rate: float, steps: int
+def optimizer_of(
+  task: training_tasks.Task, steps: int
 ) -> optax.GradientTransformation:
+  """Returns Adam with a learning rate that rises and then falls."""
+  learning_rate = task.learning_rate
   warmup = max(1, int(WARMUP_SHARE * steps))
   return optax.adam(
     optax.warmup_cosine_decay_schedule(
@@ -137,6 +139,22 @@ def loss_of(
   return functools.partial(loss_and_hits, task, dot_general)
 
 
+def step_of(
+  loss_fn: Loss, optimizer: optax.GradientTransformation
+) -> Callable[[Any, Any, training_data.Batch, jax.Array], Any]:
+  """Returns (parameters, state, batch, key) -> (parameters, state, loss)."""
+
+  @jax.jit
+  def step(params: Any, state: Any, batch: Any, key: jax.Array) -> Any:
+    (loss, _), grads = jax.value_and_grad(
+      lambda params: loss_fn(params, batch, key), has_aux=True
+    )(params)
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, loss
+
+  return step
+
+
 def train(
   task: training_tasks.Task,
   variant: str,
@@ -149,15 +167,8 @@ def train(
   """Trains from `seed` for `steps`; `on_step(step, loss)` after each one."""
   start = time.perf_counter()
   loss_fn = loss_of(task, variant, is_one_line=is_one_line)
-  optimizer = _optimizer(task.learning_rate, steps)
-
-  @jax.jit
-  def step_of(params: Any, state: Any, batch: Any, key: jax.Array) -> Any:
-    (loss, _), grads = jax.value_and_grad(
-      lambda params: loss_fn(params, batch, key), has_aux=True
-    )(params)
-    updates, state = optimizer.update(grads, state, params)
-    return optax.apply_updates(params, updates), state, loss
+  optimizer = optimizer_of(task, steps)
+  run_step = step_of(loss_fn, optimizer)
 
   @jax.jit
   def validate(params: Any) -> Any:
@@ -172,7 +183,7 @@ def train(
   }
   for step, batch in enumerate(task.batches(seed)):
     key = jax.random.fold_in(step_key, step)
-    params, state, loss = step_of(params, state, batch, key)
+    params, state, loss = run_step(params, state, batch, key)
     losses.append(float(loss))
     on_step(step, losses[-1])
     if step + 1 in validated_after:

@@ -120,6 +120,30 @@ class Blocking:
     x = x.reshape([shape[d] for d in order])
     return x.transpose([order.index(d) for d in range(len(order))])
 
+  @property
+  def merges_in_place(self) -> bool:
+    """Whether dimensions are merged that lie one after the other in memory.
+
+    All other dimensions keep their order.
+    """
+    if len(self.dims) < 2 or list(self.lead) != sorted(self.lead):
+      return False
+    return self.dims == tuple(range(self.dims[0], self.dims[-1] + 1))
+
+  def unmerged(self, x: jax.Array, shape: Sequence[Any]) -> jax.Array:
+    """Splits merged dimensions of values or scale, and restores their order.
+
+    The transpose moves no data if a matmul merges the dimensions again.
+
+    Args:
+      x: values or scale of the array, with the blocked dimension last.
+      shape: shape of the array.
+    """
+    order = (*self.lead, *self.dims)
+    sizes = [shape[d] for d in order[:-1]]
+    x = x.reshape(*sizes, x.size // math.prod(sizes))
+    return x.transpose([order.index(d) for d in range(len(order))])
+
   def position(self, dim: int) -> int:
     """Returns where `apply` puts a dimension that is not in `dims`."""
     return self.lead.index(dim) if len(self.dims) > 1 else dim

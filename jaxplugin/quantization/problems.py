@@ -111,9 +111,9 @@ class QuantizationProblem:
       instead of a global scale, if x is a shard (`sharding.global_scales`);
       else None.
     packed: whether values are packed, if the format can be packed.
-    for_products: whether packed values have the blocked dimension last in
-      memory, as matmuls read FP4. Otherwise their memory is row-major. The
-      arrays are equal.
+    for_products: whether values may have the blocked dimension last in memory,
+      as matmuls read them. Otherwise their memory is row-major. The arrays are
+      equal.
     scale_layout: layout of the scales. A swizzled scale is blocked along the
       last dimension.
     pads_values: whether rows of zeros are appended to the values up to whole

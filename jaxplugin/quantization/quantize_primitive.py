@@ -122,7 +122,7 @@ def produce(
     options=tuple(e for e, _ in with_keys),
     has_global_scale=global_scale is not None,
     packed=packed,
-    for_products=for_products and packed,
+    for_products=for_products,
     prologue=prologue,
     **fields,
   )

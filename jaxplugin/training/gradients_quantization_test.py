@@ -6,6 +6,7 @@ The expected gradients are written out in `quantize` and `block_scaled_dot`.
 """
 
 import collections
+import re
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import jaxplugin as jp
 from jaxplugin import quantization
 from jaxplugin.core import blocking
 from jaxplugin.dot import reference
+from jaxplugin.testing import quantization_lowerings
 from jaxplugin.testing import transformations
 from jaxplugin.testing.oracles import gradients_oracle
 from jaxplugin.training import products
@@ -285,3 +287,24 @@ class KeptTest(parameterized.TestCase):
       [("float32", (40, 96)), ("float32", (96, 72))],
     )
     self.assertEqual(self.kept(None, jp.MXFP8)[0], ("float32", (40, 96)))
+
+
+@quantization_lowerings.needs_library
+class KernelsTest(parameterized.TestCase):
+  def test_cpu_kernels_quantize_and_nothing_copies_codes(self):
+    x, w = jnp.ones((2, 32, 64)), jnp.ones((64, 96))
+    function = jp.dot_general(recipe="mxfp8", weight="rhs")
+
+    def loss(x, w):
+      return (function(x, w, (((2,), (0,)), ((), ()))) ** 2).sum()
+
+    text = jax.jit(jax.grad(loss, (0, 1))).lower(x, w).compile().as_text()
+    # x and g along both dimensions; w once in each direction.
+    called = re.findall(r'custom_call_target="jaxplugin_(\w+)"', text)
+    self.assertEqual(
+      collections.Counter(called),
+      {"quantize_operand": 3, "quantize": 3, "block_scaled_dot": 3},
+    )
+    # Only the forward copy crosses to the backward pass, as bytes.
+    moves = r"= f8e\w+\[\S+ (?:fusion|copy|transpose|convert)\("
+    self.assertNotRegex(text, moves)

@@ -31,7 +31,6 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking
 from jaxplugin.core import formats
 from jaxplugin.dot import sides
-from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import arguments
@@ -308,8 +307,7 @@ def quantized(
     spec.options == problems.NO_OPTIONS and key is None
     for spec, key in zip(specs, keys, strict=True)
   ]
-  is_explicit = explicit_axes.mesh_of([x]) is not None
-  if all(is_plain) and (len(specs) > 1 or is_explicit):
+  if all(is_plain):
     return quantization.quantize_blocked(
       x,
       first.format,
@@ -321,16 +319,8 @@ def quantized(
   if len(specs) > 1 and not any(spec.options.square for spec in specs):
     return list(operands.quantize_all(x, tuple(specs), tuple(keys)))
   return [
-    quantization.quantize(
-      spec.along.apply(x),
-      spec.format,
-      axis=spec.along.axis(),
-      scale_rounding=spec.scale_rounding,
-      packed=False,
-    )
-    if plain
-    else operands.quantize(x, spec, key)
-    for spec, key, plain in zip(specs, keys, is_plain, strict=True)
+    operands.quantize(x, spec, key)
+    for spec, key in zip(specs, keys, strict=True)
   ]
 
 

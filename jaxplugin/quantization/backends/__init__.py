@@ -135,20 +135,27 @@ def _with_note(part: Part, note: str) -> Part:
 def as_products_read(
   problem: problems.QuantizationProblem, target: targets.Target
 ) -> problems.QuantizationProblem:
-  """Returns the problem with packed values in the order that matmuls read.
+  """Returns the problem with values in the order that matmuls read.
 
-  cuDNN reads values with the blocked dimension last. The Triton matmul kernels
-  read any single blocked dimension. For several merged dimensions they read a
-  copy with the blocked dimension last.
+  The CPU kernels read values with the blocked dimension last, and so does cuDNN
+  if they are packed. The Triton matmul kernels read any single blocked
+  dimension. For several merged dimensions they read a copy of packed values
+  with the blocked dimension last.
   """
-  is_by_triton = target.platform in ("cuda", "rocm") and (
-    not target.has_block_scaled_cudnn
-  )
-  if not (problem.for_products and is_by_triton):
-    return problem
-  if any(b.as_in_product(problem.shape) != b for b in problem.blockings):
-    return problem
-  return dataclasses.replace(problem, for_products=False)
+  if target.platform == "cpu":
+    last = len(problem.shape) - 1
+    is_read = any(b.dims != (last,) for b in problem.blockings)
+  else:
+    is_by_triton = target.platform in ("cuda", "rocm") and (
+      not target.has_block_scaled_cudnn
+    )
+    is_read = problem.packed and (
+      not is_by_triton
+      or any(b.as_in_product(problem.shape) != b for b in problem.blockings)
+    )
+  if problem.for_products and not is_read:
+    return dataclasses.replace(problem, for_products=False)
+  return problem
 
 
 def emit(

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cpu implementation: the C++ kernels of kernels/cpu, through XLA's FFI.
 
-Kernels quantize along the last axis, where they also compute prologues, and
-along any axis with `RecipeOptions`. Along another axis without options they
-quantize only to FP4, for which XLA ops take longest. They dequantize along the
-last axis, and results below 2^-126 are exact.
+Kernels quantize along the last axis, where they also compute prologues. They
+quantize along any axis with `RecipeOptions`, to FP4, for which XLA ops take
+longest, and for matmuls, which read the blocked axis last. They dequantize
+along the last axis, and results below 2^-126 are exact.
 
 Compared with XLA ops on f32 (AVX2, 2 cores of an EPYC, jax 0.10.2, 2026-11),
 the kernels are:
@@ -86,12 +86,15 @@ def _quantize_refusal(
   if problem.prologue is not None:
     return _prologue_refusal(problem)
   (single,), (options,) = problem.each(), problem.options
-  # Kernels write k last, so another axis needs a transpose of the result. For
-  # codes of a byte this costs more time than the kernel saves.
+  # Kernels write k last, so another axis needs a transpose of the result unless
+  # a matmul reads it. For codes of a byte the transpose costs more time than
+  # the kernel saves.
   axis = single.blockings[0].axis()
   is_last = axis == len(single.shape) - 1
   is_plain = options == problems.NO_OPTIONS
-  if is_plain and not (is_last or problem.format.is_fp4):
+  if is_plain and not (
+    is_last or problem.format.is_fp4 or problem.for_products
+  ):
     return (
       f"kernels are slower for FP{problem.format.value_bits} along another"
       " axis than the last"
@@ -114,6 +117,19 @@ def _quantize_refusal(
       f" merge dimensions {list(options.square or ())}"
     )
   return ""
+
+
+def _as_written(
+  problem: problems.QuantizationProblem,
+) -> problems.QuantizationProblem:
+  """Returns a problem of one blocking as kernels compute it.
+
+  For matmuls, the dimension is merged with those that they contract with it.
+  """
+  (b,), (options,) = problem.blockings, problem.options
+  if problem.for_products and not options.square:
+    b = b.as_in_product(problem.shape)
+  return dataclasses.replace(problem, blockings=(b,))
 
 
 def _prologue_refusal(problem: problems.QuantizationProblem) -> str:
@@ -193,9 +209,14 @@ def quantize(
   """Computes the results of `quantize_p` with one blocking."""
   cpu_library.register()
   limit = cpu_library.thread_limit(target)
-  (single,) = problem.each()
+  (b,), (single,) = problem.blockings, problem.each()
   is_last = single.blockings[0].axis() == len(single.shape) - 1
-  if is_last and problem.options == (problems.NO_OPTIONS,):
+  is_turned = b.merges_in_place and b.dims[-1] < len(problem.shape) - 1
+  if (
+    is_last
+    and not (is_turned and problem.for_products)
+    and problem.options == (problems.NO_OPTIONS,)
+  ):
     return _quantize_rows(x, global_scale, problem, limit, more)
   return _quantize_operand(x, global_scale, problem, limit, *keys)
 
@@ -254,19 +275,26 @@ def _quantize_operand(
   key: jax.Array | None = None,
 ) -> list[jax.Array]:
   """Quantizes along any dimension, with the options of recipes."""
-  (b,), (single,) = problem.blockings, problem.each()
-  (options,) = problem.options
-  axis, shape = b.axis(), single.shape
-  # The kernel pads, so `apply` need not.
-  x = dataclasses.replace(b, multiple=1).apply(x)
-  order = list(range(len(shape)))
+  (given,), (options,) = problem.blockings, problem.options
+  (b,) = _as_written(problem).blockings
   square = _square_rows(problem)
-  # The kernel needs the dimensions of squares last, before the blocked one.
-  if square is None:
-    merged = list(map(b.position, options.square or ()))
-    order = [d for d in order if d not in (*merged, axis)] + [*merged, axis]
-    x, axis = x.transpose(order), len(order) - 1
-    square = math.prod(shape[d] for d in merged)
+  axis, shape = b.axis(), b.shape(problem.shape)
+  order = list(range(len(shape)))
+  # Random bits follow the order of the array that `given` blocks.
+  is_in_order = b != given or not options.is_stochastic
+  if b.merges_in_place and is_in_order and not options.square:
+    axis, end = b.dims[0], b.dims[-1] + 1
+    merged_size = math.prod(x.shape[axis:end])
+    x = x.reshape(*x.shape[:axis], merged_size, *x.shape[end:])
+  else:
+    # The kernel pads, so `apply` need not.
+    x = dataclasses.replace(b, multiple=1).apply(x)
+    # The kernel needs the dimensions of squares last, before the blocked one.
+    if square is None:
+      merged = list(map(b.position, options.square or ()))
+      order = [d for d in order if d not in (*merged, axis)] + [*merged, axis]
+      x, axis = x.transpose(order), len(order) - 1
+      square = math.prod(shape[d] for d in merged)
   outer, inner = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
   padded = shape[b.axis()]
   results = jax.ffi.ffi_call(
@@ -277,15 +305,19 @@ def _quantize_operand(
     jnp.zeros((0,), jnp.uint32) if key is None else key,
     **_attributes(problem),
     hadamard=np.int64(options.hadamard or 1),
-    square=np.int64(square),
+    square=np.int64(square or 0),
     four_over_six=np.int64(options.four_over_six),
     scale_up=np.int64(options.scale_up),
     **limit,
   )
   order = [d for d in order if d != b.axis()] + [b.axis()]
   results = _shaped(results, problem, tuple(shape[d] for d in order))
-  back = [order.index(d) for d in range(len(order))]
-  return [r.transpose(back) for r in results[:2]] + results[2:]
+  if b != given:
+    moved = [b.unmerged(r, problem.shape) for r in results[:2]]
+  else:
+    back = [order.index(d) for d in range(len(order))]
+    moved = [r.transpose(back) for r in results[:2]]
+  return moved + results[2:]
 
 
 def _types(

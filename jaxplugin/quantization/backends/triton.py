@@ -10,7 +10,6 @@ same pass, whose f32 result may differ from that of XLA ops in its last bits.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import math
 import types
@@ -23,7 +22,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import blocking as blocking_lib
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
@@ -146,10 +144,8 @@ def quantize(
       lax.bitcast_convert_type(scale, dtype),
     ]
     if written.blockings[i] != problem.blockings[i]:
-      moved = functools.partial(
-        _unmerged, blocking=written.blockings[i], shape=problem.shape
-      )
-      results[i] = list(map(moved, results[i]))
+      b = written.blockings[i]
+      results[i] = [b.unmerged(r, problem.shape) for r in results[i]]
     if problem.computes_global_scale:
       results[i].append(arrays[f"global_scale{suffix}"].reshape(()))
   found = [leaf for i in range(len(each)) for leaf in results[i]]
@@ -180,19 +176,6 @@ def num_maxima(
 ) -> int:
   """Returns the number of `maxima` for each blocking."""
   return triton_shapes.maxima_launch(problem, target).grid
-
-
-def _unmerged(
-  x: jax.Array, blocking: blocking_lib.Blocking, shape: Sequence[int]
-) -> jax.Array:
-  """Splits merged dimensions of values or scale, and restores their order.
-
-  The transpose moves no data, also if a matmul merges the dimensions again.
-  """
-  order = (*blocking.lead, *blocking.dims)
-  sizes = [shape[d] for d in order[:-1]]
-  x = x.reshape(*sizes, x.size // math.prod(sizes))
-  return x.transpose([order.index(d) for d in range(len(order))])
 
 
 def _run(

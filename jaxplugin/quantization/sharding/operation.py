@@ -98,7 +98,11 @@ def quantize(
   moved = dataclasses.replace(
     problem,
     packed=problem.format.has_pairs,
-    for_products=problem.format.has_pairs and not problem.packed_in_order,
+    for_products=(
+      not problem.packed_in_order
+      if problem.format.has_pairs
+      else problem.for_products
+    ),
     scale_layout=layouts.LINEAR,
   )
   operation = split.Operation(

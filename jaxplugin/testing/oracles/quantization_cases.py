@@ -314,6 +314,25 @@ BOTH = (
        (2, 3, 5, 2, 9), **PAIR, triton=("quantize_both_mxfp8",), **FULL),
   Case("mxfp8_batch", blocked(MXFP8, ((2,), (1,)), ((0, 1), (2, 0))),
        (3, 64, 40), triton=("quantize_both_mxfp8",), **FULL),
+  # Matmuls on CPUs read values with the blocked dimension last.
+  *(
+    Case(f"mxfp8_{name}_for_products",
+         blocked(MXFP8, dims, leads, for_products=True), shape, dtype, cpu=cpu,
+         is_full=name not in ("rows", "inner"))
+    for name, shape, dtype, dims, leads, cpu in (
+      ("both", (64, 96), F16, ((1,), (0,)), ((0,), (1,)), 2),
+      ("padded", (75, 96), BF16, ((0,), (1,)), ((1,), (0,)), 2),
+      ("tails", (75, 40), BF16, ((0,), (1,)), ((1,), (0,)), 2),
+      ("batch", (3, 64, 32), F16, ((2,), (1,)), ((0, 1), (2, 0)), 2),
+      ("columns", (3, 5, 40), BF16, ((2,), (0, 1)), LEADS, 2),
+      ("rows", (3, 5, 64), np.float32, ((2,), (0, 1)), LEADS, 2),
+      ("inner", (2, 3, 32, 2, 32), np.float32, ((4,), (2,)),
+       ((0, 1, 2, 3), (0, 3, 4, 1)), 2),
+      ("turned", (2, 3, 32, 64), np.float32, ((3,), (2,)),
+       ((0, 1, 2), (3, 0, 1)), 2),
+      ("moved", (2, 3, 4, 32, 5), BF16, ((3,),), ((4, 1, 0, 2),), 1),
+    )
+  ),
   Case("axes_around_another", blocked(MXFP8, ((0,), (2,)), ((1, 2), (0, 1))),
        (32, 9, 40), triton=("quantize_mxfp8",) * 2),
   Case("blocks_around_another", blocked(MXFP8, ((0,), (2,)), ((1, 2), (0, 1))),
