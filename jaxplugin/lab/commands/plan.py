@@ -182,11 +182,12 @@ def _of_traffic(
   describe: Callable[[str], None],
 ) -> Iterator[plans.ModelPlan]:
   del chosen
-  names = "microbatches", "separate", "gradients"
-  if any(getattr(args, name) for name in names) or args.arg:
+  names = "microbatches", "separate", "arg", "gradients", "svg"
+  given = [f"--{name}" for name in names if getattr(args, name)]
+  if given:
     raise ValueError(
-      "plan: --microbatches, --separate, --arg and --gradients must be left out"
-      " with --traffic. Leave them out"
+      f"plan: {given[0]} must be left out with --traffic, which counts kernels"
+      " of a model on one device. Leave it out"
     )
   block = dataclasses.replace(
     _model(args.source),

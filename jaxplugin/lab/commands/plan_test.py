@@ -90,7 +90,8 @@ class ErrorTest(command_lines.CommandLineTestCase):
     ("small", "--layout or --traffic must be given, got neither"),
     ("small --traffic --layout=tp=2", "got both"),
     ("small --traffic --target=mi300x", "GPU .*, got 'mi300x'"),
-    ("small --traffic --separate", "--gradients must be left out"),
+    ("small --traffic --separate", "--separate must be left out with"),
+    ("small --traffic --svg=a.svg", "--svg must be left out with"),
     (f"{NAME} --traffic", "unknown model"),
   )
   def test_what_is_wrong_is_said(self, line, message):

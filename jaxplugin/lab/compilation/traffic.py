@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -262,7 +261,7 @@ class _Computation:
       if self.instructions[name].opcode == "after-all":
         continue
       if inner is None:
-        share = _share(self, name, [instruction])
+        share = self._share(name, [instruction], is_fused=False)
       else:
         share = inner.used(names[i])
       size = hlo_text.num_bytes(self.instructions[name].shape) * share
@@ -274,7 +273,31 @@ class _Computation:
     """Returns the share of an array that this fused computation reads."""
     if self.instructions[name].is_root:
       return 1.0
-    return _share(self, name, self.users.get(name, ()))
+    return self._share(name, self.users.get(name, ()), is_fused=True)
+
+  def _share(
+    self,
+    name: str,
+    users: Iterable[hlo_text.HloInstruction],
+    *,
+    is_fused: bool,
+  ) -> float:
+    """Returns the share of an array that instructions read."""
+    sizes = hlo_text.arrays(self.instructions[name].shape)
+    count = max(sum(size for _, size in sizes), 1)
+    share = 0.0
+    for user in users:
+      is_first = user.operands.count(name) == 1 and user.operands[0] == name
+      if is_first and user.opcode in _SLICING:
+        ((_, size),) = hlo_text.arrays(user.shape)
+        share += size / count
+      elif is_first and user.opcode in _UPDATING:
+        continue
+      elif is_fused and user.opcode in _MOVING:
+        share += self.used(user.name)
+      else:
+        return 1.0
+    return min(share, 1.0)
 
   def writes(self, instruction: hlo_text.HloInstruction) -> list[float]:
     """Returns the bytes of each result that a kernel writes."""
@@ -369,28 +392,6 @@ class _Computation:
     if self.kind(instruction)[0] == "quantize":
       return 0.0  # counted as its result
     return self.writes(instruction)[index]
-
-
-def _share(
-  computation: _Computation,
-  name: str,
-  users: Iterable[hlo_text.HloInstruction],
-) -> float:
-  """Returns the share of an array that instructions read."""
-  count = math.prod(
-    size for _, size in hlo_text.arrays(computation.instructions[name].shape)
-  )
-  share = 0.0
-  for user in users:
-    is_first = user.operands.count(name) == 1 and user.operands[0] == name
-    if is_first and user.opcode in _SLICING:
-      ((_, size),) = hlo_text.arrays(user.shape)
-      share += size / max(count, 1)
-    elif not (is_first and user.opcode in _UPDATING):
-      if user.opcode not in _MOVING or name not in computation.users:
-        return 1.0
-      share += computation.used(user.name)
-  return min(share, 1.0)
 
 
 def table(kernels: Sequence[Kernel]) -> Mapping[Kind, tuple[int, float]]:

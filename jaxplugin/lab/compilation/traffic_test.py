@@ -91,6 +91,13 @@ ROWS = {
     ["ROOT %y = f32[64]{0} convert(%code)"],
     [(32, 256, 1)],
   ),
+  "copy_is_whole": (
+    [
+      "%copy = f32[8,64]{1,0} copy(%stack)",
+      "ROOT %y = f32[1,64]{1,0} slice(%copy), slice={[0:1], [0:64]}",
+    ],
+    [(2048, 2048, 1), (256, 256, 1)],
+  ),
   "fused_slice_is_read": (
     ["ROOT %y = bf16[1,64] fusion(%stack, %i), kind=kLoop, calls=%sliced"],
     [(256 + 4, 128, 1)],
