@@ -168,9 +168,7 @@ def _passes(formats: list[str], trains: bool) -> list[tuple[str, bool]]:
     (format, fuses)
     for format in formats
     if trains or not format.endswith(plans.RECIPE)
-    for fuses in (
-      (False,) if trains or format == plans.PLAIN else (False, True)
-    )
+    for fuses in ((False,) if format == plans.PLAIN else (False, True))
   ]
 
 

@@ -203,7 +203,8 @@ def of_traffic(
     block: sizes.
     format: the format of matmuls, one of `FORMATS`.
     target: an NVIDIA GPU, or the CPU of this machine.
-    fuses: whether the norms and activations write quantized results.
+    fuses: whether the norms and activations write quantized results: with
+      `out_format`, and in training with fuse_activations=True.
     trains: False is the forward pass, with weights that are quantized already.
       True is the forward and backward pass of bf16 weights, whose matmuls
       `jp.quantize_dots` quantizes.
@@ -229,7 +230,9 @@ def of_traffic(
     step, args = sharded.step()
     if recipe is not None:
       step, args = sharded.step(
-        lambda forward: quantized_dots.quantize_dots(forward, recipe)
+        lambda forward: quantized_dots.quantize_dots(
+          forward, recipe, fuse_activations=fuses
+        )
       )
   else:
     step, args = sharded.forward, (weights, rows)
