@@ -10,7 +10,6 @@ between floats are skipped, so a pattern leaves out roundings in between.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import operator
 from collections.abc import Callable
@@ -94,23 +93,32 @@ def find(x: Any) -> Found | None:
   if binding_private.maker(x) is None or np.ndim(x) == 0:
     return None
   matcher, found = _Matcher(), None
-  value = _Value(binding_private.staged(x), None)
+  value, is_constrained = matcher.before_layout(
+    _Value(binding_private.staged(x), None)
+  )
   for kind, root in matcher.roots(value):
     is_norm = kind == "rsqrt"
     try:
       match = matcher.norm if is_norm else matcher.gated
       call = match(value, kind, root)
-      alike = functools.partial(binding_private.mapped_as, x)
-      more = {
-        name: alike(array) if name in prologues.OF_X else array
-        for name, array in call.more.items()
-      }
-      call = dataclasses.replace(call, x=alike(call.x), more=more)
-      return Found(name=str(call.prologue), call=call)
+      if is_constrained:
+        raise _NotMatchedError("a sharding constraint is before the matmul")
+      return Found(name=str(call.prologue), call=_as_of(x, call))
     except _NotMatchedError as reason:
       name = "norm" if is_norm else "activation"
       found = found or Found(name=name, reason=str(reason))
   return found
+
+
+def _as_of(x: Any, call: prologues.Call) -> prologues.Call:
+  """Returns a call whose result has the shape of x, in the `vmap`s of x."""
+  shape = call.prologue.x_shape(np.shape(x))
+  alike = lambda array: binding_private.mapped_as(x, array).reshape(shape)
+  more = {
+    name: alike(array) if name in prologues.OF_X else array
+    for name, array in call.more.items()
+  }
+  return dataclasses.replace(call, x=alike(call.x), more=more)
 
 
 class _Function:
@@ -229,6 +237,21 @@ class _Matcher:
       else:
         return value, made
     return None
+
+  def before_layout(self, value: _Value) -> tuple[_Value, bool]:
+    """Returns a value before its rows are reshaped, and whether it is sharded.
+
+    The second result is whether a sharding constraint is applied to it.
+    """
+    is_constrained = False
+    while (made := self._operation(value)) is not None:
+      (_, (name, _, operands, _)), shape = made, made[0].shape
+      if name == "sharding_constraint":
+        is_constrained = True
+      elif name != "reshape" or operands[0].shape[-1:] != shape[-1:]:
+        break
+      value = operands[0]
+    return value, is_constrained
 
   def _operands(self, value: _Value, name: str) -> tuple[_Value, ...] | None:
     """Returns the operands if an operation of this name computes a value."""

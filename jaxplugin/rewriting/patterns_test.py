@@ -140,6 +140,16 @@ def matched(dtype):
       RMS_ROWS,
       1e-6,
     ),
+    "reshaped": (
+      lambda x, w, u: llama(x, w).reshape(-1, SIZE),
+      RMS_ROWS,
+      1e-6,
+    ),
+    "split_and_reshaped": (
+      lambda x, w, u: split_silu(jnp.concatenate([x, u], -1)).reshape(-1, SIZE),
+      "silu_and_mul with split halves",
+      0,
+    ),
     "swish": (lambda x, w, u: nn.swish(x) * u, SILU, 0),
     "gelu": (gelu, GELU, 0),
     "gelu_by_hand": (
@@ -215,6 +225,16 @@ NEAR = {
   "two_weights": (
     lambda x, w, u: w * llama(x, u[:1, :1]),
     "another factor than one weight",
+  ),
+  "columns_reshaped": (
+    lambda x, w, u: llama(x, w).reshape(2, 64, 32),
+    None,
+  ),
+  "sharding_constraint": (
+    lambda x, w, u: lax.with_sharding_constraint(
+      llama(x, w), jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    ),
+    "a sharding constraint is before the matmul",
   ),
   "erf": (
     lambda x, w, u: jax.nn.gelu(x, approximate=False) * u,
@@ -319,10 +339,13 @@ class PatternsTest(parameterized.TestCase):
     wanted = [name for _, name, _ in rows.values()]
     self.assertEqual([f.name for f in found], wanted)
     self.assertEqual([f.reason for f in found], [""] * len(rows))
-    del found[:]
-    mapped = jax.vmap(lambda x: loss(llama, x[None], arrays(jnp.float32)[1]))
-    jax.make_jaxpr(mapped)(arrays(jnp.float32)[0])
-    self.assertEqual(found[0].call.x.shape, (1, *SHAPE[1:]))
+    w = arrays(jnp.float32)[1]
+    for shape in ((1, *SHAPE[1:]), (8, 4, SIZE)):
+      f = lambda x, s=shape: found.append(
+        patterns.find(llama(x[None], w).reshape(s))
+      )
+      jax.make_jaxpr(jax.vmap(f))(arrays(jnp.float32)[0])
+      self.assertEqual(found[-1].call.x.shape, shape)
 
   @parameterized.parameters(*NEAR)
   def test_near_misses_are_not_taken(self, name):
@@ -465,7 +488,9 @@ class FusedMatmulsTest(parameterized.TestCase):
       )
       want = gradient(exact_loss)(*exact)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-      np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * abs(b).max())
+      np.testing.assert_allclose(
+        a, b, rtol=0, atol=1e-5 * abs(np.asarray(b)).max()
+      )
 
   def test_backward_pass_quantizes_gated_activations_along_both_axes(self):
     gate, up, w = normal(64, 128), normal(128, 64).T, normal(128, 32)
