@@ -124,6 +124,12 @@ class ProducersTest(parameterized.TestCase):
             self.assertEqual(amax, np.abs(y).max())
           self.assert_bits(result, quantized(y, out))
 
+  def test_no_columns_give_an_empty_result(self):
+    x = jnp.zeros((3, 0))
+    out = jp.OutFormat("mxfp8", returns_amax=True)
+    (found, amax), total = jp.nn.rms_norm(x, residual=x, out_format=out)
+    self.assertEqual((found.shape, amax, total.shape), (x.shape, 0, x.shape))
+
   def test_bad_rows_and_scales(self):
     x = np.ones((4, 64), np.float32)
     x[1], x[2, 3], x[3, 3] = 0, np.nan, np.inf

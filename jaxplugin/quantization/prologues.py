@@ -23,6 +23,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import ad_checkpoint
 
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.quantization import codes
@@ -38,6 +39,15 @@ HALVES: Final = ("split", "interleaved")
 # gelu's tanh approximation: arXiv 1606.08415, section 2.
 _GELU_CUBIC: Final = 0.044715
 _GELU_FACTOR: Final = 2 * math.sqrt(2 / math.pi)
+
+
+# The squares of rows with such an amax, and their sums, are in f32's range.
+_USUAL_AMAX: Final = (2.0**-40, 2.0**40)
+# The name of the factor in a trace.
+FACTOR_IN_RANGE: Final = "jaxplugin_factor_in_range"
+# With such an epsilon no row is scaled up, and the epsilon is negligible for
+# rows that are scaled down.
+_USUAL_EPSILON: Final = (2.0**-80, 2.0**30)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,12 +202,35 @@ def _computed(
   mean = lambda values: jnp.mean(values, axis=-1, keepdims=True)
   if prologue.function == "layer_norm":
     y = y - mean(y)
-  y = y * jax.lax.rsqrt(mean(y * y) + jnp.float32(prologue.epsilon))
+  y, epsilon = _in_range(y, prologue.epsilon)
+  y = y * jax.lax.rsqrt(mean(y * y) + epsilon)
   if (weight := more.get("weight")) is not None:
     y = y * _alike(weight, y)
   if (bias := more.get("bias")) is not None:
     y = y + _alike(bias, y)
   return [y, x] if prologue.returns_sum else [y]
+
+
+def _in_range(
+  y: jax.Array, epsilon: float
+) -> tuple[jax.Array, jax.Array | float]:
+  """Multiplies rows by powers of two if f32 cannot hold their squares.
+
+  Most rows are multiplied by 1. XLA compiles a norm to one kernel of a GPU,
+  unless the epsilon is scaled too.
+
+  Returns:
+    The rows, and the epsilon with which their norm is that of the given rows.
+  """
+  magnitude = jnp.abs(jax.lax.stop_gradient(y))
+  amax = jnp.max(magnitude, axis=-1, keepdims=True, initial=0)
+  amax = jnp.clip(amax, max(math.sqrt(epsilon), 2.0**-126), 2.0**126)
+  power = jax.lax.reduce_precision(amax, exponent_bits=8, mantissa_bits=0)
+  factor = jnp.clip(power, *_USUAL_AMAX) / power
+  factor = ad_checkpoint.checkpoint_name(factor, FACTOR_IN_RANGE)
+  y = y * factor
+  low, high = _USUAL_EPSILON
+  return y, epsilon if low <= epsilon <= high else epsilon * factor * factor
 
 
 def pair(x: jax.Array, halves: str | None) -> jax.Array:

@@ -26,6 +26,27 @@ def codes(quantized):
 
 
 class PrologueTest(parameterized.TestCase):
+  def test_norms_of_rows_with_squares_beyond_f32_are_near_f64(self):
+    x, weight = np.random.default_rng(0).standard_normal((2, 4, 64), np.float32)
+    rows = [x[:2] * size for size in (1e30, 1e-30, 1e-18, 2.0**40)]
+    cases = [
+      prologues.Prologue(function=function, operands=("weight",), epsilon=e)
+      for function in prologues.NORMS
+      for e in (0.0, 1e-35, 1e-6, 1e12)
+    ]
+    operands = {"weight": weight[0]}
+
+    @jax.jit
+    def run(x):
+      return [prologues.compute(p, x, operands)[0] for p in cases]
+
+    x = np.concatenate(rows).astype(np.float32)
+    for prologue, y in zip(cases, run(x), strict=True):
+      exact, _ = prologue_cases.exact(prologue, x, operands)
+      bound = RELATIVE * np.abs(exact).max(-1, keepdims=True)
+      with self.subTest(f"{prologue.function}, {prologue.epsilon}"):
+        self.assertLessEqual((np.abs(y - exact) - bound).max(), 0)
+
   @parameterized.parameters(jnp.float32, jnp.bfloat16, jnp.float16)
   def test_result_is_near_f64_and_codes_are_those_of_the_result(self, dtype):
     given = [

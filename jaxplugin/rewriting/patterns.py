@@ -259,6 +259,11 @@ class _Matcher:
     return made[1].operands if made and made[1].name == name else None
 
   def _adds_nothing(self, made: _Operation) -> bool:
+    if made.name == "mul":  # a norm does not depend on this factor
+      factor = self._made(self._narrow(made.operands[1]))
+      return factor is not None and (
+        factor.params.get("name") == prologues.FACTOR_IN_RANGE
+      )
     return made.name == "sub" and self._number(made.operands[1]) == 0
 
   def _number(self, value: _Value, depth: int = _DEPTH) -> float | None:

@@ -100,6 +100,8 @@ def matched(dtype):
     "jitted": (jax.jit(llama), RMS_ROWS, 1e-6),
     "checkpointed": (jax.checkpoint(llama), RMS_ROWS, 1e-6),
     "gemma": (gemma, RMS_ROWS, 1e-6),
+    "own_rms": (lambda x, w, u: jp.nn.rms_norm(x, w), RMS_ROWS, 1e-6),
+    "own_layer": (lambda x, w, u: jp.nn.layer_norm(x, w, w), LAYER_ROWS, 1e-5),
     "without_weight": (lambda x, w, u: llama(x, 1.0), RMS, 1e-6),
     "norm_of_norm": (lambda x, w, u: llama(llama(x, w), w), RMS_ROWS, 1e-6),
     "norm_of_silu": (lambda x, w, u: llama(silu(x, w, u), w), RMS_ROWS, 1e-6),

@@ -36,6 +36,11 @@ _E1 = tl.constexpr(0.166665211)
 _E0 = tl.constexpr(0.49999994)
 # e^-x is 0 from here on; it would be subnormal.
 _LARGEST = tl.constexpr(87.0)
+# Exponent fields of f32. The squares of rows whose amax has a usual one are in
+# the range of f32.
+_USUAL_LEAST = tl.constexpr(127 - 40)
+_USUAL_MOST = tl.constexpr(127 + 40)
+_MOST_EXPONENT = tl.constexpr(253)
 
 
 @triton.jit
@@ -134,9 +139,25 @@ def _normalized(x, inside, columns: tl.constexpr, QUANTIZED: tl.constexpr):
   if QUANTIZED.prologue.function == "layer_norm":
     mean = tl.div_rn(tl.sum(x, axis=1), columns * 1.0)
     x = tl.where(inside, x - mean[:, None], 0.0)
+  factor = _factor_in_range(x, QUANTIZED)
+  x = x * factor[:, None]
   square = tl.div_rn(tl.sum(x * x, axis=1), columns * 1.0)
-  root = tl.sqrt_rn(square + QUANTIZED.prologue.epsilon)
+  root = tl.sqrt_rn(square + QUANTIZED.prologue.epsilon * factor * factor)
   return x * tl.div_rn(1.0, root)[:, None]
+
+
+@triton.jit
+def _factor_in_range(x, QUANTIZED: tl.constexpr):
+  """Returns a power of two for each row, so that f32 holds its squares.
+
+  It is 1 for most rows. Multiplying the row by it, and epsilon by its square,
+  does not change the norm.
+  """
+  exponent = codec.f32_bits(tl.max(tl.abs(x), axis=1)) >> 23
+  exponent = tl.maximum(exponent, QUANTIZED.prologue.least_exponent)
+  exponent = tl.minimum(exponent, _MOST_EXPONENT)
+  usual = tl.minimum(tl.maximum(exponent, _USUAL_LEAST), _USUAL_MOST)
+  return codec.from_bits((usual - exponent + 127) << 23)
 
 
 @triton.jit

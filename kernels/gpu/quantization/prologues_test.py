@@ -256,6 +256,18 @@ class AccuracyTest(parameterized.TestCase):
     self.assertLessEqual(np.max(error - bound), 0)
     np.testing.assert_array_equal(np.signbit(y), np.signbit(exact))
 
+  @parameterized.product(
+    function=("rms_norm", "layer_norm"), epsilon=(0.0, 1e-35, 1e-6)
+  )
+  def test_squares_beyond_f32_do_not_count(self, function, epsilon):
+    x = np.random.default_rng(0).normal(size=(1, 7, 96)).astype(np.float32)
+    x[0] *= np.float32([1e30, 1e-30, 1e-37, 1e-18, 2.0**40, 1e37, 0])[:, None]
+    x = x[:, : 7 if epsilon else 6]
+    prologue = prologue_cases.Prologue(function=function, epsilon=epsilon)
+    _, exact, error = self.errors(prologue, x=x)
+    largest = np.abs(exact).max(-1, keepdims=True)
+    self.assertLessEqual(np.max(error - RELATIVE * largest), 0)
+
   @parameterized.parameters("rms_norm", "layer_norm")
   def test_norms_are_within_ulps(self, function):
     rng = np.random.default_rng(0)

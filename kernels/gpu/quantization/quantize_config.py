@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Final
 from typing import Literal
 
@@ -116,6 +117,12 @@ class Prologue:
   @property
   def is_norm(self) -> bool:
     return self.function.endswith("norm")
+
+  @property
+  def least_exponent(self) -> int:
+    """Exponent field of the root of epsilon in f32, at least 1."""
+    root = max(math.sqrt(self.epsilon), 2.0**-126)
+    return 126 + math.frexp(root)[1]
 
   @property
   def has_weight(self) -> bool:
