@@ -226,10 +226,15 @@ WRONG_ARGUMENTS = {
   "quantize: x must be an array, got None": (
     lambda: jp.quantize(None, jp.MXFP8)
   ),
-  r"quantize: key must be a jax.random key, got 0; pass jax.random.key\(": (
+  r"quantize: key must be one jax.random key, got 0. Pass jax.random.key\(": (
     lambda: jp.quantize(ones(2, 32), jp.MXFP8, key=0)
   ),
-  r"quantize: key must be a jax.random key, got float32\[2\];": (
+  r"quantize: key must be one jax.random key, got key.*\[4\]..*by jax.vmap": (
+    lambda: jp.quantize(
+      ones(4, 32), jp.MXFP8, key=jax.random.split(jax.random.key(0), 4)
+    )
+  ),
+  r"quantize: key must be one jax.random key, got float32\[2\].": (
     lambda: jp.quantize(ones(2, 32), jp.MXFP8, key=ones(2))
   ),
   r"quantize: x must be an array, got ShapeDtypeStruct.*jax.eval_shape": (
@@ -318,5 +323,5 @@ class PadTest(parameterized.TestCase):
     np.testing.assert_array_equal(gradient, w[:, :40])
 
   def test_without_it_the_error_names_it(self):
-    with self.assertRaisesRegex(TypeError, r"k=40.*pad x \(pad=True does\)"):
+    with self.assertRaisesRegex(TypeError, r"got 40.*Pad x \(pad=True does\)"):
       jp.quantize(jnp.ones((3, 40)), jp.MXFP8)

@@ -51,13 +51,14 @@ def validate_key(who: str, key: Any) -> None:
   """Raises TypeError unless `key` is None, a typed key or a raw uint32 key."""
   dtype = getattr(key, "dtype", None)
   is_key = dtype is not None and (
-    jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    or (dtype == np.uint32 and key.ndim == 1)
+    key.ndim == 0
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    else dtype == np.uint32 and key.ndim == 1
   )
   if key is not None and not is_key:
     raise TypeError(
-      f"{who}: key must be a jax.random key, got {error_context.shown(key)};"
-      " pass jax.random.key(seed)"
+      f"{who}: key must be one jax.random key, got {error_context.shown(key)}."
+      " Pass jax.random.key(seed), or map the function over keys by jax.vmap"
     )
 
 

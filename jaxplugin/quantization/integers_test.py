@@ -148,6 +148,14 @@ class AsymmetricTest(parameterized.TestCase):
       jax.jit(lambda x: jp.quantize(x, format))(x[12:]), x[12:]
     )
 
+  def test_size_zero_gives_an_empty_array(self):
+    for format in FORMATS:
+      for shape, axis in (((3, 0), 1), ((0, 3), 0), ((0, 128), 1)):
+        found = jp.quantize(jnp.zeros(shape), format, axis=axis)
+        with self.subTest(f"{format}, {shape}, {axis}"):
+          self.assertEqual(found.shape, shape)
+          self.assertEqual(found.dequantize().shape, shape)
+
   @parameterized.parameters(*FORMATS)
   @pytest.mark.sample(3)
   def test_any_axis_and_stacks(self, format):

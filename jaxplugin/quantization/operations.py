@@ -226,6 +226,8 @@ def _split(x: jax.Array, axis: int, block_size: int) -> jax.Array:
 def two_a_byte(fp4_codes: jax.Array, axis: int) -> jax.Array:
   """Packs 4-bit codes uint8[...] along `axis`, the first in the low nibble."""
   size = fp4_codes.shape[axis]
+  if size == 0:
+    return fp4_codes
   low, high = (
     lax.slice_in_dim(fp4_codes, first, size, 2, axis) for first in (0, 1)
   )

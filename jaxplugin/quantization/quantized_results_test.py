@@ -458,6 +458,7 @@ class ErrorsTest(parameterized.TestCase):
     (3, TypeError, "linear: out_format must be a BlockFormat.*got 3"),
     (OutFormat("mxfp8", axis=2), ValueError, "axis of out.*got 2 for"),
     (OutFormat("mxfp8", key=3), TypeError, "out_format: key must be"),
+    (OutFormat("mxfp8", key=jax.random.split(KEY)), TypeError, "one.*got key"),
     (OutFormat("mxfp8", global_scale=1.0), ValueError, "global_scale must be"),
     (OutFormat("nvfp4", global_scale=-1.0), ValueError, "positive.*got -1"),
     (OutFormat("mxfp8", scale_rounding="x"), ValueError, "scale_rounding.*'x'"),

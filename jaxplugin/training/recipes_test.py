@@ -310,7 +310,7 @@ class ArgumentsTest(absltest.TestCase):
       "weight=None .*activation_format is None": lambda: make(
         recipe=plain, weight=None
       ),
-      "key must be a jax.random key, got 7": lambda: make(
+      "key must be one jax.random key, got 7": lambda: make(
         recipe=recipe, weight="rhs"
       )(X, W, MATMUL, key=7),
     }
