@@ -367,8 +367,9 @@ class Acceptor(calls.Walker):
     )
     wanted = [*stored_batch, *own, view.stored[-1]]
     x = facts.laid_out(x, x_dims, wanted)
-    call = None
-    if self._options.activations is not None:
+    call, options = None, self._options
+    is_wanted = options.fuse_activations or sites.is_recording()
+    if options.activations is not None and is_wanted:
       description = sites.make(
         primitive.name, args, params, result, (None, None), ()
       )

@@ -153,7 +153,10 @@ class Dots(calls.Walker):
     """
     given, arrays = self.known.given(args), (args[0], args[1])
     index = 1 if site.weight == "lhs" else 0
-    if site.weight is None or operands.is_operand(given[index]):
+    is_wanted = self.transform.fuse_activations or sites_lib.is_recording()
+    if (
+      not is_wanted or site.weight is None or operands.is_operand(given[index])
+    ):
       return given, None
     found = patterns.find(args[index])
     if found is None:

@@ -167,7 +167,7 @@ class _Operation(NamedTuple):
   result: int
 
 
-# A factor of a product: an input, or one of `_Matcher.kind_of`, with its value.
+# A factor of a product: "input" or the kind of a root, and its value.
 _Factor = tuple[str, _Value]
 _IsInput = Callable[[_Value], bool]
 
@@ -201,7 +201,7 @@ class _Matcher:
         name, params = eqn.primitive.name, eqn.params
         return _Operation(name, params, tuple(operands), index)
       jaxprs = list(program.jaxprs_of(tuple(eqn.params.values())))
-      if len(jaxprs) != 1:
+      if len(jaxprs) != 1 or len(jaxprs[0].invars) != len(operands):
         return None
       key = id(eqn), id(function)
       if key not in self._functions:

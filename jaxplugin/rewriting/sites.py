@@ -477,12 +477,16 @@ def recording() -> Iterator[Record]:
 
 
 def record(sites: Sequence[DecidedSite]) -> None:
-  if _recording.value is not None:
+  if is_recording():
     _recording.value.sites.extend(site for site, *_ in sites)
     for site in sites:
       record_chain(site.chain)
 
 
+def is_recording() -> bool:
+  return _recording.value is not None
+
+
 def record_chain(chain: Chain | None) -> None:
-  if _recording.value is not None and chain is not None:
+  if is_recording() and chain is not None:
     _recording.value.chains.append(chain)
