@@ -57,52 +57,42 @@ _CALLS = {
   },
   jp.align_groups: {"x": _X, "group_sizes": _SIZES, "multiple": 32},
   jp.training.ragged_dot_general: {
-    **{"lhs": _X, "rhs": _W, "group_sizes": _SIZES, "recipe": _RECIPE},
-  },
+    **{"lhs": _X, "rhs": _W, "group_sizes": _SIZES, "recipe": _RECIPE}},
   jp.training.Recipe: {
     **{"activation_format": jp.MXFP8, "weight_format": jp.MXFP8},
-    "grad_format": jp.MXFP8,
-  },
+    "grad_format": jp.MXFP8},
   jp.dot_general: {"lhs_format": jp.MXFP8, "rhs_format": jp.MXFP8},
-  jp.dot_general("mxfp8", "mxfp8").__call__: {
-    **{"lhs": _X, "rhs": _X, "dimension_numbers": _DIMS},
-  },
+  jp.dot_general("mxfp8",
+    "mxfp8").__call__: {**{"lhs": _X, "rhs": _X, "dimension_numbers": _DIMS}},
   jp.quantize_operand: {"x": _X, "recipe": _RECIPE},
   jp.quantize_dots: {"fn": _dense, "recipe": _RECIPE},
   jp.nn.scaled_dot_general: {
-    **{"lhs": _X, "rhs": _X, "dimension_numbers": _DIMS},
-  },
+    **{"lhs": _X, "rhs": _X, "dimension_numbers": _DIMS}},
   jp.scaled_dot: {
     **{"lhs": _Q.values, "rhs": _Q.values, "dimension_numbers": _DIMS},
-    **{"lhs_scale": _Q.scale, "rhs_scale": _Q.scale},
-  },
+    **{"lhs_scale": _Q.scale, "rhs_scale": _Q.scale}},
   jp.BlockFormat: {
     **{"name": "own", "values_dtype": _Q.values.dtype, "block_size": 32},
-    **{"scale_dtype": _Q.scale.dtype, "has_global_scale": False},
-  },
+    **{"scale_dtype": _Q.scale.dtype, "has_global_scale": False}},
   jp.ScaledArray: {
     **{"values": _Q.values, "scale": _Q.scale, "format": jp.MXFP8},
-    "global_scale": None,
-  },
+    "global_scale": None},
   jp.shard: {"tree": _Q, "sharding": None},
   jp.shardings: {"tree": _Q, "sharding": None},
   jp.unswizzle_scale: {
-    **{"swizzled": jp.swizzle_scale(_Q.scale), "shape": (4, 2)},
-  },
+    **{"swizzled": jp.swizzle_scale(_Q.scale), "shape": (4, 2)}},
   jp.rewrite: {"module": "", "target": "b200"},
   jp.detect_target: {},
   jp.unprepare_weights: {"tree": _Q},
   jp.legacy_global_scales: {"tree": _Q},
   jp.checkpoints.from_modelopt: {
-    **{"weight": _Q.values, "weight_scale": _Q.scale},
-  },
+    **{"weight": _Q.values, "weight_scale": _Q.scale}},
   jp.checkpoints.from_gguf: {"blocks": _Q.values, "format": "mxfp4"},
   jp.checkpoints.from_gpt_oss: {"blocks": _Q.values, "scales": _Q.scale},
   jp.checkpoints.from_torchao: {"qdata": _Q.values, "scale": _Q.scale},
   jp.checkpoints.from_compressed_tensors: {
     **{"weight_packed": _Q.values, "weight_scale": _Q.scale},
-    "weight_global_scale": None,
-  },
+    "weight_global_scale": None},
   jp.checkpoints.from_gptq: {"qweight": _Q.values, "scales": _Q.scale},
   jp.checkpoints.from_awq: {"qweight": _Q.values, "scales": _Q.scale},
   jp.checkpoints.load: {"path": "nothing"},
@@ -116,12 +106,9 @@ _CALLS = {
   jp.unpack_fp4: {"packed": jnp.zeros((4, 4), jnp.uint8)},
   jp.swizzle_scale: {"scale": _Q.scale},
   jp.QuantizedWeight: {
-    **{"array": _WQ, "kernel_shape": (2, 64, 64), "contracting": (2,)},
-  },
-  jp.nn.scaled_matmul: {
-    **{"lhs": _X[None], "rhs": _X[None]},
-    **{"lhs_scales": _X[None, :, :2], "rhs_scales": _X[None, :, :2]},
-  },
+    **{"array": _WQ, "kernel_shape": (2, 64, 64), "contracting": (2,)}},
+  jp.nn.scaled_matmul: {**{"lhs": _X[None], "rhs": _X[None]},
+    **{"lhs_scales": _X[None, :, :2], "rhs_scales": _X[None, :, :2]}},
   jp.nn.rms_norm: {"x": _X, "residual": _X},
   jp.nn.layer_norm: {"x": _X},
   jp.nn.silu_and_mul: {"gate": _X, "up": _X},
@@ -133,7 +120,7 @@ _CALLS = {
   jp.export: {"fn": _dense},
   jp.register_backend: {"backend": None},
   jp.debug_checks: {},
-}
+}  # fmt: skip
 
 
 class ErrorWordsTest(absltest.TestCase):

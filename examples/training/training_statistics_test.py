@@ -63,26 +63,17 @@ class CompareTest(parameterized.TestCase):
   @parameterized.parameters(
     # Differences of 0.1 with hardly a spread, losses that spread by 0.5 or not.
     ((2.0, 2.5, 3.0), (0.100, 0.101, 0.102), "higher, below the seeds' spread"),
-    (
-      (2.0, 2.5, 3.0),
-      (-0.100, -0.101, -0.102),
-      "lower, below the seeds' spread",
-    ),
-    (
-      (2.0, 2.01, 2.02),
-      (0.100, 0.101, 0.102),
-      "higher, above the seeds' spread",
-    ),
-    (
-      (2.0, 2.01, 2.02),
-      (-0.10, -0.11, -0.10),
-      "lower, above the seeds' spread",
-    ),
+    ((2.0, 2.5, 3.0), (-0.100, -0.101, -0.102),
+      "lower, below the seeds' spread"),
+    ((2.0, 2.01, 2.02), (0.100, 0.101, 0.102),
+      "higher, above the seeds' spread"),
+    ((2.0, 2.01, 2.02), (-0.10, -0.11, -0.10),
+      "lower, above the seeds' spread"),
     # A mean difference of 0.1 that one seed makes alone.
     ((2.0, 2.01, 2.02), (0.3, 0.0, 0.0), "not significant"),
     # One seed says nothing, whatever the difference.
     ((2.0,), (1.0,), "not significant"),
-  )
+  )  # fmt: skip
   def test_verdict(self, base, differences, expected):
     others = np.add(base, differences)
     found = training_statistics.compare(runs(f32=base, x=others), "x", "f32")

@@ -47,70 +47,44 @@ STACK = np.stack([FP8, FP8])
 
 # The file's tensors and quantization_config; layout, format and scales.
 FILES = {
-  "DeepSeek-V3, GLM": (
-    *(weight(FP8, weight_scale_inv=SQUARES), BLOCKS),
-    *("deepseek", "fp8_128x128", SQUARE_NUMBERS),
-  ),
+  "DeepSeek-V3, GLM": (*(weight(FP8, weight_scale_inv=SQUARES), BLOCKS),
+    *("deepseek", "fp8_128x128", SQUARE_NUMBERS)),
   "Qwen, with bf16 scales": (
     *(weight(FP8, weight_scale_inv=SQUARES.astype(BF16)), BLOCKS),
-    *("deepseek", "fp8_128x128", BF16_SQUARES),
-  ),
+    *("deepseek", "fp8_128x128", BF16_SQUARES)),
   "DeepSeek-V3.1, f32 powers of two": (
     weight(FP8, weight_scale_inv=np.float32([[0.5] * 5] * 2)),
     {"quant_method": "fp8", "scale_fmt": "ue8m0"},
-    *("deepseek", "fp8_128x128", 0.5),
-  ),
+    *("deepseek", "fp8_128x128", 0.5)),
   "experts of transformers": (
     *({"w": STACK, "w_scale_inv": np.stack([SQUARES, SQUARES])}, BLOCKS),
-    *("deepseek", "fp8_128x128", SQUARE_NUMBERS),
-  ),
+    *("deepseek", "fp8_128x128", SQUARE_NUMBERS)),
   "experts with one scale each": (
     *({"w": STACK, "w_scale_inv": np.float32([0.5, 3])}, {}),
-    *("deepseek", "fp8_row", np.float32([0.5, 3])[:, None, None]),
-  ),
-  "float-quantized, block": (
-    *(weight(FP8, weight_scale=SQUARES), FLOATS),
-    *("compressed-tensors", "fp8_128x128", SQUARE_NUMBERS),
-  ),
-  "float-quantized, channel": (
-    *(weight(FP8, weight_scale=ROWS), FLOATS),
-    *("compressed-tensors", "fp8_row", ROWS.astype(float)),
-  ),
-  "float-quantized, tensor": (
-    *(weight(FP8, weight_scale=TENSOR), FLOATS),
-    *("compressed-tensors", "fp8_row", TENSOR.astype(float)),
-  ),
-  "float-quantized, group": (
-    *(weight(FP8, weight_scale=GROUPS), FLOATS),
-    *("compressed-tensors", "fp8_1x128", expand(GROUPS, 128, 1, K)),
-  ),
-  "int-quantized, channel": (
-    *(weight(BYTES, weight_scale=ROWS), INTEGERS),
-    *("compressed-tensors", "int8_row", ROWS.astype(float)),
-  ),
-  "int-quantized, tensor": (
-    *(weight(BYTES, weight_scale=TENSOR), INTEGERS),
-    *("compressed-tensors", "int8_row", TENSOR.astype(float)),
-  ),
-  "int-quantized, group": (
-    *(weight(BYTES, weight_scale=HALVES), INTEGERS),
-    *("compressed-tensors", "int8_32", expand(HALVES, 32, 1, K)),
-  ),
-  "ModelOpt FP8": (
-    weight(FP8, weight_scale=TENSOR.reshape(())),
+    *("deepseek", "fp8_row", np.float32([0.5, 3])[:, None, None])),
+  "float-quantized, block": (*(weight(FP8, weight_scale=SQUARES), FLOATS),
+    *("compressed-tensors", "fp8_128x128", SQUARE_NUMBERS)),
+  "float-quantized, channel": (*(weight(FP8, weight_scale=ROWS), FLOATS),
+    *("compressed-tensors", "fp8_row", ROWS.astype(float))),
+  "float-quantized, tensor": (*(weight(FP8, weight_scale=TENSOR), FLOATS),
+    *("compressed-tensors", "fp8_row", TENSOR.astype(float))),
+  "float-quantized, group": (*(weight(FP8, weight_scale=GROUPS), FLOATS),
+    *("compressed-tensors", "fp8_1x128", expand(GROUPS, 128, 1, K))),
+  "int-quantized, channel": (*(weight(BYTES, weight_scale=ROWS), INTEGERS),
+    *("compressed-tensors", "int8_row", ROWS.astype(float))),
+  "int-quantized, tensor": (*(weight(BYTES, weight_scale=TENSOR), INTEGERS),
+    *("compressed-tensors", "int8_row", TENSOR.astype(float))),
+  "int-quantized, group": (*(weight(BYTES, weight_scale=HALVES), INTEGERS),
+    *("compressed-tensors", "int8_32", expand(HALVES, 32, 1, K))),
+  "ModelOpt FP8": (weight(FP8, weight_scale=TENSOR.reshape(())),
     {"quant_method": "modelopt", "quant_algo": "FP8"},
-    *("modelopt", "fp8_row", TENSOR.astype(float)),
-  ),
-  "fbgemm_fp8 of transformers": (
-    weight(FP8, weight_scale=ROWS.astype(F32)),
+    *("modelopt", "fp8_row", TENSOR.astype(float))),
+  "fbgemm_fp8 of transformers": (weight(FP8, weight_scale=ROWS.astype(F32)),
     {"quant_method": "fbgemm_fp8"},
-    *("compressed-tensors", "fp8_row", ROWS.astype(float)),
-  ),
-  "ComfyUI's older FP8": (
-    *(weight(FP8, scale_weight=TENSOR.reshape(())), {}),
-    *("comfyui", "fp8_row", TENSOR.astype(float)),
-  ),
-}
+    *("compressed-tensors", "fp8_row", ROWS.astype(float))),
+  "ComfyUI's older FP8": (*(weight(FP8, scale_weight=TENSOR.reshape(())), {}),
+    *("comfyui", "fp8_row", TENSOR.astype(float))),
+}  # fmt: skip
 
 
 class FilesTest(files.CheckpointTestCase):
@@ -147,19 +121,13 @@ class FilesTest(files.CheckpointTestCase):
   def test_refused_by_name(self):
     zero = np.zeros(1, np.int8)
     for rule, scales_of in (
-      (
-        r"a square block of 128, 64, 32, got float32\[2\] for float8",
-        {"weight_scale": scales(2)},
-      ),
-      (
-        "'w.weight_zero_point': zero points must be int8 .* got int8.* for fl",
-        {"weight_scale": TENSOR, "weight_zero_point": zero},
-      ),
-      (
-        "'w.weight': it is quantized .*weight_scale_2",
-        {"weight_scale": TENSOR, "weight_scale_2": TENSOR},
-      ),
-    ):
+      (r"a square block of 128, 64, 32, got float32\[2\] for float8",
+        {"weight_scale": scales(2)}),
+      ("'w.weight_zero_point': zero points must be int8 .* got int8.* for fl",
+        {"weight_scale": TENSOR, "weight_zero_point": zero}),
+      ("'w.weight': it is quantized .*weight_scale_2",
+        {"weight_scale": TENSOR, "weight_scale_2": TENSOR}),
+    ):  # fmt: skip
       with self.subTest(rule), self.assertRaisesRegex(ERROR, rule):
         self.load(weight(FP8, **scales_of))
 

@@ -369,41 +369,22 @@ class MlxTest(absltest.TestCase):
 U8, I8, F32 = np.uint8, np.int8, np.float32
 # Shapes and dtypes of values and scales that fit no format.
 WRONG = {
-  "from_modelopt: values and scales": (
-    M,
-    (((5, 96), U8), ((5, 11), U8)),
-    (((5, 96), U8), ((4, 12), U8)),
-    (((96,), U8), ((12,), U8)),
-    (((5, 0), U8), ((5, 0), U8)),
-    (((5, 96), I8), ((5, 12), U8)),
-    (((5, 96), U8), ((5, 6), F32)),
-    (((5, 96), U8), ((5, 12), np.int32)),
-    (((5, 96), U8), ((5, 12), files.E8)),
-    (((5, 96), U8), ((5, 3), F8)),
-  ),
-  "from_gpt_oss: blocks must be": (
-    GPT_OSS,
-    (((E, N, 6, 16), U8), ((E, N, 5), U8)),
-    (((E, N, 6, 16), U8), ((E, N), U8)),
-    (((E, N, 6, 16), U8), ((E, N, 6, 1), U8)),
-  ),
+  "from_modelopt: values and scales": (M, (((5, 96), U8), ((5, 11), U8)),
+    (((5, 96), U8), ((4, 12), U8)), (((96,), U8), ((12,), U8)),
+    (((5, 0), U8), ((5, 0), U8)), (((5, 96), I8), ((5, 12), U8)),
+    (((5, 96), U8), ((5, 6), F32)), (((5, 96), U8), ((5, 12), np.int32)),
+    (((5, 96), U8), ((5, 12), files.E8)), (((5, 96), U8), ((5, 3), F8))),
+  "from_gpt_oss: blocks must be": (GPT_OSS,
+    (((E, N, 6, 16), U8), ((E, N, 5), U8)), (((E, N, 6, 16), U8), ((E, N), U8)),
+    (((E, N, 6, 16), U8), ((E, N, 6, 1), U8))),
   "must fit one format": (SWIZZLED, (((N, 96), U8), ((128, 12), U8))),
-  "from_deepseek: weight and scale": (
-    DEEPSEEK,
-    (((4, 64), I8), ((4, 2), F32)),
-    (((4, 64), F8), ((4, 4), U8)),
-    (((4, 48), F8), ((4, 2), U8)),
-    (((4, 64), I8), ((4, 2), U8)),
-    (((4, 64), np.int32), ((4, 4), U8)),
-  ),
-  "from_mlx: weight and scales": (
-    MLX,
-    (((4, 16), np.uint32), ((4, 16), U8)),
+  "from_deepseek: weight and scale": (DEEPSEEK, (((4, 64), I8), ((4, 2), F32)),
+    (((4, 64), F8), ((4, 4), U8)), (((4, 48), F8), ((4, 2), U8)),
+    (((4, 64), I8), ((4, 2), U8)), (((4, 64), np.int32), ((4, 4), U8))),
+  "from_mlx: weight and scales": (MLX, (((4, 16), np.uint32), ((4, 16), U8)),
     (((4, 16), np.uint32), ((4, 4), np.float16)),
-    (((4, 16), np.int32), ((4, 4), U8)),
-    (((4, 16), np.uint32), ((3, 4), U8)),
-  ),
-}
+    (((4, 16), np.int32), ((4, 4), U8)), (((4, 16), np.uint32), ((3, 4), U8))),
+}  # fmt: skip
 
 
 class WrongTest(absltest.TestCase):

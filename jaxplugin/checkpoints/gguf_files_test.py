@@ -73,46 +73,30 @@ BAD = {
   "long_name": (file_of([pack("Q", 2**63) + b"a"]), ENDS),
   "long_array": (with_value("a", ARRAY, pack("IQ", UINT32, 2**62)), ENDS),
   "long_string": (
-    with_value("a", ARRAY, pack("IQQ", STRING, 2, 2**64 - 1) + bytes(9)),
-    ENDS,
-  ),
-  "nested": (
-    with_value("a", ARRAY, pack("IQ", ARRAY, 0)),
-    "'a': metadata must have a known type, got 9",
-  ),
+    with_value("a", ARRAY, pack("IQQ", STRING, 2, 2**64 - 1) + bytes(9)), ENDS),
+  "nested": (with_value("a", ARRAY, pack("IQ", ARRAY, 0)),
+    "'a': metadata must have a known type, got 9"),
   "value_type": (with_value("a", 99, b""), "known type, got 99"),
   "utf8": (with_value(b"\xff", UINT32, bytes(4)), "must be UTF-8"),
-  "value_twice": (
-    file_of([value("a", UINT32, bytes(4))] * 2),
-    "'a': metadata must have one value",
-  ),
+  "value_twice": (file_of([value("a", UINT32, bytes(4))] * 2),
+    "'a': metadata must have one value"),
   "alignment": (with_value(ALIGNMENT, UINT32, pack("I", 24)), f"{POWER} 24"),
   "alignment_0": (with_value(ALIGNMENT, UINT32, bytes(4)), f"{POWER} 0"),
   # bit_count ignores the sign. The tensors would begin in the header.
-  "alignment_int32": (
-    with_value(ALIGNMENT, INT32, pack("i", -32), TWO),
-    f"{POWER} -32",
-  ),
-  "alignment_int8": (
-    with_value(ALIGNMENT, INT8, pack("b", -1), TWO),
-    f"{POWER} -1",
-  ),
-  "alignment_int64": (
-    with_value(ALIGNMENT, INT64, pack("q", -(2**63))),
-    f"{POWER} -9223372036854775808",
-  ),
+  "alignment_int32": (with_value(ALIGNMENT, INT32, pack("i", -32), TWO),
+    f"{POWER} -32"),
+  "alignment_int8": (with_value(ALIGNMENT, INT8, pack("b", -1), TWO),
+    f"{POWER} -1"),
+  "alignment_int64": (with_value(ALIGNMENT, INT64, pack("q", -(2**63))),
+    f"{POWER} -9223372036854775808"),
   "alignment_bool": (with_value(ALIGNMENT, BOOL, b"\1", TWO), f"{POWER} True"),
-  "split_count": (
-    with_value(SPLIT_COUNT, INT16, pack("h", -1), TWO),
-    f"{COUNT}, got -1",
-  ),
-  "split_count_bool": (
-    with_value(SPLIT_COUNT, BOOL, b"\1", TWO),
-    f"{COUNT}, got True",
-  ),
+  "split_count": (with_value(SPLIT_COUNT, INT16, pack("h", -1), TWO),
+    f"{COUNT}, got -1"),
+  "split_count_bool": (with_value(SPLIT_COUNT, BOOL, b"\1", TWO),
+    f"{COUNT}, got True"),
   "tensor_twice": (file_of([], [TWO, TWO], DATA), "two tensors .* 'a'"),
   "rank": (file_of([], [tensor("a", [1] * 33, F32, 0)]), "at most 32, got 33"),
-}
+}  # fmt: skip
 # A malformed tensor, and its message in a file with valid tensors.
 MISFITS = {
   "type": (tensor("b", [2], 99, 0), "'b': its type must be known, got 99"),

@@ -31,32 +31,20 @@ def modelopt(base):
 
 # Tensors that do not form a weight, with the message.
 MISFITS = {
-  "'bad.weight': .*weight_scale_2 must be given": {
-    "bad.weight": ONES,
-    "bad.weight_scale": SCALES,
-  },
-  "'bad.weight': .*values and scales must be": {
-    **modelopt("bad"),
-    "bad.weight_scale": SCALES[:1],
-  },
+  "'bad.weight': .*weight_scale_2 must be given": {"bad.weight": ONES,
+    "bad.weight_scale": SCALES},
+  "'bad.weight': .*values and scales must be": {**modelopt("bad"),
+    "bad.weight_scale": SCALES[:1]},
   "'bad.weight_packed': its scales, 'bad.weight_scale', must be there": {
-    "bad.weight_packed": ONES
-  },
-  "'bad.weight_packed': .*weight_zero_point": {
-    "bad.weight_packed": ONES,
-    "bad.weight_scale": SCALES,
-    "bad.weight_zero_point": ONES,
-  },
+    "bad.weight_packed": ONES},
+  "'bad.weight_packed': .*weight_zero_point": {"bad.weight_packed": ONES,
+    "bad.weight_scale": SCALES, "bad.weight_zero_point": ONES},
   "'bad.weight': .*svdquant_lora_a says .* one term of a sum .SVDQuant": {
-    **modelopt("bad"),
-    "bad.svdquant_lora_a": np.ones((1, 32), np.float32),
-  },
+    **modelopt("bad"), "bad.svdquant_lora_a": np.ones((1, 32), np.float32)},
   "'bad_blocks': .*blocks must be": {"bad_blocks": ONES, "bad_scales": ONES},
   "'bad._weight_qdata': NVFP4Tensor must have blocks of 16": {
-    "bad._weight_qdata": ONES,
-    "bad._weight_scale": SCALES,
-  },
-}
+    "bad._weight_qdata": ONES, "bad._weight_scale": SCALES},
+}  # fmt: skip
 
 
 class Case(files.CheckpointTestCase, command_lines.CommandLineTestCase):

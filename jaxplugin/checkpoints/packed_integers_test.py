@@ -138,26 +138,17 @@ class FilesTest(files.CheckpointTestCase):
       ("'w.qweight': .*4 bits", AWQ, {"w.qzeros": zero_points(8, 2 * N)}),
       ("4 bits", GPTQ, {"w.scales": np.ones((), F16)}),
       ("4 bits", AWQ, {"w.qweight": AWQ["w.qweight"][:-1]}),
-      (
-        "'w.weight_packed': it has a weight_g_idx .* without it",
-        *(PACKED, {"w.weight_g_idx": GPTQ["w.g_idx"]}),
-      ),
-      (
-        "'w.weight_packed': .*8 bits.* quantize",
-        *(PACKED, {"w.weight_shape": np.int64([N, K // 2 - 8])}),
-      ),
+      ("'w.weight_packed': it has a weight_g_idx .* without it",
+        *(PACKED, {"w.weight_g_idx": GPTQ["w.g_idx"]})),
+      ("'w.weight_packed': .*8 bits.* quantize",
+        *(PACKED, {"w.weight_shape": np.int64([N, K // 2 - 8])})),
       ("'w.weight_shape': .* the 2 sizes", PACKED, {"w.weight_shape": SCALES}),
-      (
-        "'w.weight_shape': .* the 2 sizes .* got int64.3",
-        *(PACKED, {"w.weight_shape": np.int64([N, K, 1])}),
-      ),
+      ("'w.weight_shape': .* the 2 sizes .* got int64.3",
+        *(PACKED, {"w.weight_shape": np.int64([N, K, 1])})),
       ("weight_packed must be", PACKED, {"w.weight_shape": np.int64([N, -K])}),
-      (
-        "weight_packed must be",
-        {"w.weight_scale": SCALES},
-        {"w.weight_packed": np.int32([1])},
-      ),
-    ):
+      ("weight_packed must be", {"w.weight_scale": SCALES},
+        {"w.weight_packed": np.int32([1])}),
+    ):  # fmt: skip
       with self.subTest(rule, part=part), self.assertRaisesRegex(ERROR, rule):
         self.load({**given, **part})
     with self.assertRaisesRegex(

@@ -260,109 +260,69 @@ MLX = {"quantization": {"mode": "mxfp4", "group_size": 32, "bits": 4}}
 
 # The file's tensors and config.json; the layout, the format and the numbers.
 READ = {
-  "ModelOpt": (
-    *(MODELOPT, config_of(quant_method="modelopt")),
-    *("modelopt", "nvfp4", NVFP4 * G),
-  ),
-  "F32 block scales": (
-    {**MODELOPT, "w.weight_scale": FLOATS},
-    *(None, "modelopt", "nvfp4", NVFP4 * G),
-  ),
-  "groups of 32": (
-    {**MODELOPT, "w.weight_scale": BLOCKS[:, ::2]},
-    *(None, "modelopt", "nvfp4", HALVES),
-  ),
-  "q, k and v in one": (
-    {**MODELOPT, "w.weight_scale_2": PARTS},
-    *(None, "modelopt", "nvfp4", NVFP4 * np.repeat(PARTS, 32)[:, None]),
-  ),
-  "MXFP4 of ModelOpt": (
-    weight(PACKED, weight_scale=SHARED),
-    *(config_of(quant_method="modelopt"), "modelopt", "mxfp4", MXFP4),
-  ),
-  "MXFP8 without a configuration": (
-    weight(VALUES, weight_scale=SHARED),
-    *(None, "modelopt", "mxfp8", MXFP8),
-  ),
+  "ModelOpt": (*(MODELOPT, config_of(quant_method="modelopt")),
+    *("modelopt", "nvfp4", NVFP4 * G)),
+  "F32 block scales": ({**MODELOPT, "w.weight_scale": FLOATS},
+    *(None, "modelopt", "nvfp4", NVFP4 * G)),
+  "groups of 32": ({**MODELOPT, "w.weight_scale": BLOCKS[:, ::2]},
+    *(None, "modelopt", "nvfp4", HALVES)),
+  "q, k and v in one": ({**MODELOPT, "w.weight_scale_2": PARTS},
+    *(None, "modelopt", "nvfp4", NVFP4 * np.repeat(PARTS, 32)[:, None])),
+  "MXFP4 of ModelOpt": (weight(PACKED, weight_scale=SHARED),
+    *(config_of(quant_method="modelopt"), "modelopt", "mxfp4", MXFP4)),
+  "MXFP8 without a configuration": (weight(VALUES, weight_scale=SHARED),
+    *(None, "modelopt", "mxfp8", MXFP8)),
   "compressed-tensors": (
-    *(COMPRESSED, None, "compressed-tensors", "nvfp4", NVFP4 * G),
-  ),
+    COMPRESSED, None, "compressed-tensors", "nvfp4", NVFP4 * G),
   "q, k and v in one, of compressed-tensors": (
     {**COMPRESSED, "w.weight_global_scale": np.float32([1, 2, 4]) / SECOND},
     *(None, "compressed-tensors", "nvfp4"),
-    NVFP4 * np.repeat([G, G / 2, G / 4], 32)[:, None],
-  ),
-  "MXFP4 of compressed-tensors": (
-    weight(PACKED, weight_scale=SHARED),
+    NVFP4 * np.repeat([G, G / 2, G / 4], 32)[:, None]),
+  "MXFP4 of compressed-tensors": (weight(PACKED, weight_scale=SHARED),
     config_of(quant_method="compressed-tensors"),
-    *("compressed-tensors", "mxfp4", MXFP4),
-  ),
-  "gpt-oss": (
-    {"w.weight_blocks": EXPERTS[0], "w.weight_scales": EXPERTS[1]},
-    *(None, "gpt-oss", "mxfp4", MXFP4[None]),
-  ),
+    *("compressed-tensors", "mxfp4", MXFP4)),
+  "gpt-oss": ({"w.weight_blocks": EXPERTS[0], "w.weight_scales": EXPERTS[1]},
+    *(None, "gpt-oss", "mxfp4", MXFP4[None])),
   "original gpt-oss": (
     {"w.weight.blocks": EXPERTS[0], "w.weight.scales": EXPERTS[1]},
-    *(None, "gpt-oss", "mxfp4", MXFP4[None]),
-  ),
-  "DeepSeek-V4": (
-    weight(PACKED.view(np.int8), scale=SHARED.view(E8)),
-    *(FP8, "deepseek", "mxfp4", MXFP4),
-  ),
+    *(None, "gpt-oss", "mxfp4", MXFP4[None])),
+  "DeepSeek-V4": (weight(PACKED.view(np.int8), scale=SHARED.view(E8)),
+    *(FP8, "deepseek", "mxfp4", MXFP4)),
   "DeepSeek-V4.1": (
-    *(weight(VALUES, scale=SQUARES), FP8, "deepseek", "mxfp8", WIDE),
-  ),
+    weight(VALUES, scale=SQUARES), FP8, "deepseek", "mxfp8", WIDE),
   "its scales by another name": (
-    *(weight(VALUES, weight_scale=SQUARES), FP8, "deepseek", "mxfp8", WIDE),
-  ),
-  "MiniMax-M3": (
-    weight(VALUES, weight_scale_inv=SHARED),
-    *(config_of(quant_method="mxfp8"), "deepseek", "mxfp8", MXFP8),
-  ),
+    weight(VALUES, weight_scale=SQUARES), FP8, "deepseek", "mxfp8", WIDE),
+  "MiniMax-M3": (weight(VALUES, weight_scale_inv=SHARED),
+    *(config_of(quant_method="mxfp8"), "deepseek", "mxfp8", MXFP8)),
   "MLX mxfp4": (weight(WORDS, scales=SHARED), MLX, "mlx", "mxfp4", MXFP4),
-  "MLX nvfp4": (
-    weight(WORDS, scales=BLOCKS.view(np.uint8)),
-    *(None, "mlx", "nvfp4", NVFP4),
-  ),
-  "MLX mxfp8": (
-    weight(VALUES.view(np.uint32), scales=SHARED),
-    *(None, "mlx", "mxfp8", MXFP8),
-  ),
-}
+  "MLX nvfp4": (weight(WORDS, scales=BLOCKS.view(np.uint8)),
+    *(None, "mlx", "nvfp4", NVFP4)),
+  "MLX mxfp8": (weight(VALUES.view(np.uint32), scales=SHARED),
+    *(None, "mlx", "mxfp8", MXFP8)),
+}  # fmt: skip
 
 # Parts that are missing or do not fit.
 REFUSED = {
   "'w.weight_scale', must be there.*'w.weight_scale_2' says .* NVFP4": weight(
-    PACKED, weight_scale_2=SECOND
-  ),
+    PACKED, weight_scale_2=SECOND),
   "'w.weight_scale', must be there.*'w.weight_global_scale' says": weight(
-    PACKED, weight_global_scale=SECOND
-  ),
-  "'experts.up_weight_scale', must be there": named(
-    "experts.up", PACKED[None], weight_scale_2=SECOND
-  ),
+    PACKED, weight_global_scale=SECOND),
+  "'experts.up_weight_scale', must be there": named("experts.up", PACKED[None],
+    weight_scale_2=SECOND),
   "'up_scales', must be there": {"up_blocks": EXPERTS[0][0]},
-  "w.weight_scale_2 must be .* the 96 rows, .* got float32.5": {
-    **MODELOPT,
-    "w.weight_scale_2": np.full(5, SECOND),
-  },
+  "w.weight_scale_2 must be .* the 96 rows, .* got float32.5": {**MODELOPT,
+    "w.weight_scale_2": np.full(5, SECOND)},
   "w.scales', must be there|U32": weight(WORDS, biases=FLOATS),
-  "MLX's mxfp4 .* got uint32.96, 8. and uint8.96, 8": weight(
-    WORDS, scales=draw(0, 9, 96, 8)
-  ),
-  "scale 'w.global_scale' of MLX": weight(
-    WORDS, scales=BLOCKS.view(np.uint8), global_scale=SECOND
-  ),
+  "MLX's mxfp4 .* got uint32.96, 8. and uint8.96, 8": weight(WORDS,
+    scales=draw(0, 9, 96, 8)),
+  "scale 'w.global_scale' of MLX": weight(WORDS, scales=BLOCKS.view(np.uint8),
+    global_scale=SECOND),
   "two weights have the name": {**COMPRESSED, "w.weight": SECOND},
-  "pre_quant_scale'.*must have k=64 numbers, got shape .96": {
-    **MODELOPT,
-    "w.pre_quant_scale": np.zeros(96, np.float32),
-  },
+  "pre_quant_scale'.*must have k=64 numbers, got shape .96": {**MODELOPT,
+    "w.pre_quant_scale": np.zeros(96, np.float32)},
   "packed FP6 .* is not supported, got uint8.96, 48": {
-    "w.weight_packed": draw(0, 256, 96, 48),
-    "w.weight_scale": SHARED,
-  },
-}
+    "w.weight_packed": draw(0, 256, 96, 48), "w.weight_scale": SHARED},
+}  # fmt: skip
 
 
 class NamesTest(Case):
@@ -497,21 +457,13 @@ UNSUPPORTED = (
   ("FP8.*with F32", ("w.weight", F8_VALUES), ("w.input_scale", ONE)),
   ("I8.*with F32", ("w.weight", INT8), ("w.scale", np.ones(8, np.float32))),
   ("INT8 of bitsandbytes", ("w.weight", INT8), ("w.SCB", ONE)),
-  (
-    "4 bits of bitsandbytes",
-    ("w.weight", np.zeros((256, 1), np.uint8)),
-    ("w.weight.absmax", ONE),
-    ("w.weight.quant_map", ONE),
-    ("w.weight.quant_state.bitsandbytes__nf4", np.zeros(9, np.uint8)),
-  ),
+  ("4 bits of bitsandbytes", ("w.weight", np.zeros((256, 1), np.uint8)),
+    ("w.weight.absmax", ONE), ("w.weight.quant_map", ONE),
+    ("w.weight.quant_state.bitsandbytes__nf4", np.zeros(9, np.uint8))),
   ("GPTQ or AWQ", ("w.qweight", INT32), ("w.qzeros", INT32)),
   ("Nunchaku", ("w.qweight", INT8), ("w.wscales", ROW)),
-  (
-    "affine mode",
-    ("w.weight", INT32.astype(np.uint32)),
-    ("w.scales", ROW),
-    ("w.biases", ROW),
-  ),
+  ("affine mode", ("w.weight", INT32.astype(np.uint32)), ("w.scales", ROW),
+    ("w.biases", ROW)),
   (
     "U8.*with F32",  # ModelOpt's INT4 AWQ
     ("w.weight", np.zeros((4, K), np.uint8)),
@@ -520,7 +472,7 @@ UNSUPPORTED = (
   ("HQQ", ("w.W_q", np.zeros((8, K), np.uint8)), ("w.scale", ROW)),
   ("AQLM", ("w.codes", np.zeros((8, 8, 1), np.int8)), ("w.codebooks", ROW)),
   ("EXL3", ("w.trellis", INT32.astype(np.int16)), ("w.suh", ROW)),
-)
+)  # fmt: skip
 
 
 class UnsupportedTest(Case):

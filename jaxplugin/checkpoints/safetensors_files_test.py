@@ -106,10 +106,8 @@ BAD = {
   "surrogate": (file_of('{"\\ud800": 1}'), "surrogates not allowed"),
   "deep": (file_of("[" * 100_000), "must be JSON"),
   "long_number": (file_of('{"a": ' + "9" * 5000 + "}"), "must be JSON"),
-  "long_offset": (
-    file_of('{"a": [' + "9" * 21 + "]}"),
-    "a number has 21 digits",
-  ),
+  "long_offset": (file_of('{"a": [' + "9" * 21 + "]}"),
+    "a number has 21 digits"),
   "infinite": (file_of('{"a": 1e999}'), "must fit in 64 bits"),
   "nan": (file_of('{"a": NaN}'), "NaN is not allowed in JSON"),
   "twice": (file_of('{"a": 1, "a": 2}'), "the name 'a' is used twice"),
@@ -117,46 +115,37 @@ BAD = {
   "metadata_list": (file_of({"__metadata__": []}), "__metadata__"),
   "entry_list": (file_of({"a": []}), "'a': it must have"),
   "field_missing": (file_of({"a": {"dtype": "U8"}}), "'a': it must have"),
-  "field_more": (
-    file_of({"a": {**entry("U8", [0], 0, 0), "x": 1}}),
-    "'a': it must have",
-  ),
+  "field_more": (file_of({"a": {**entry("U8", [0], 0, 0), "x": 1}}),
+    "'a': it must have"),
   "dtype_list": (of_a(["U8"], [1], 0, 1), "dtype must"),
   "shape_negative": (of_a("U8", [-1], 0, 1), r"\[-1\]"),
   "shape_bool": (of_a("U8", [True], 0, 1), "shape must"),
   "shape_float": (of_a("U8", [1.0], 0, 1), "shape must"),
   "shape_text": (of_a("U8", "1", 0, 1), "shape must"),
   "shape_2^63": (of_a("U8", [BIG], 0, 1), "shape must"),
-  "shape_wraps": (
-    of_a("U8", [2**32, 2**32], 0, 0, data=b""),
-    "less than 2.63 bits",
-  ),
-  "shape_empty_and_big": (
-    of_a("U8", [2**62, 2**62, 0], 0, 0, data=b""),
-    "less than 2.63 bits",
-  ),
+  "shape_wraps": (of_a("U8", [2**32, 2**32], 0, 0, data=b""),
+    "less than 2.63 bits"),
+  "shape_empty_and_big": (of_a("U8", [2**62, 2**62, 0], 0, 0, data=b""),
+    "less than 2.63 bits"),
   "rank": (of_a("U8", [1] * 33, 0, 1), "at most 32"),
   "size": (of_a("F32", [2], 0, 4, data=b"0000"), "have 8 bytes"),
   "offsets_back": (of_a("U8", [1], 1, 0), "begin"),
   "offsets_negative": (of_a("U8", [1], -1, 0), "begin"),
   "offsets_three": (
     file_of({"a": {**entry("U8", [1], 0, 1), "data_offsets": [0, 1, 1]}}, b"0"),
-    "data_offsets must be",
-  ),
+    "data_offsets must be"),
   "offsets_2^63": (of_a("U8", [1], BIG, BIG + 1), "data_offsets must be"),
   "beyond_the_file": (of_a("U8", [9], 0, 9), "end with"),
   "bytes_left": (of_a("U8", [1], 0, 1, data=b"00"), "end with"),
   "hole": (
     file_of({"a": entry("U8", [1], 0, 1), "b": entry("U8", [1], 2, 3)}, b"000"),
-    "'b': tensors must be contiguous",
-  ),
+    "'b': tensors must be contiguous"),
   "overlap": (
     file_of({"a": entry("U8", [2], 0, 2), "b": entry("U8", [2], 1, 3)}, b"000"),
-    "'b': tensors must be contiguous",
-  ),
+    "'b': tensors must be contiguous"),
   "half_a_byte": (of_a("F4", [3], 0, 2, data=b"00"), "1.5 bytes"),
   "fp4_rows": (of_a("F4", [2, 3], 0, 3, data=b"000"), "must be whole bytes"),
-}
+}  # fmt: skip
 
 
 class RefusedTest(files.CheckpointTestCase):

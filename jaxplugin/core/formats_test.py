@@ -127,11 +127,8 @@ class FormatsTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ({"values_dtype": np.dtype(np.int16)}, TypeError, "values_dt.*got int16"),
-    (
-      {"values_dtype": formats.E8M0},
-      TypeError,
-      "e4m3fn or.*e8m0fnu; jp.scaled",
-    ),
+    ({"values_dtype": formats.E8M0}, TypeError,
+      "e4m3fn or.*e8m0fnu; jp.scaled"),
     ({"values_dtype": None}, TypeError, "values_dtype must be.*got None"),
     ({"values_dtype": "fp8"}, TypeError, "values_dtype must be.*got 'fp8'"),
     ({"scale_dtype": np.float64}, TypeError, "scale_dtype.*got float64"),
@@ -141,12 +138,9 @@ class FormatsTest(parameterized.TestCase):
     ({"block_rows": 2}, ValueError, "block_rows.*got 2 for block_size 32"),
     ({"fraction_bits": 6}, ValueError, "got 6 for float8_e4m3fn"),
     ({"has_global_scale": True}, ValueError, "e8m0fnu scales.* for odd"),
-    (
-      {"has_global_scale": True, "scale_dtype": np.float32},
-      ValueError,
-      "float32 scales.* for odd",
-    ),
-  )
+    ({"has_global_scale": True, "scale_dtype": np.float32}, ValueError,
+      "float32 scales.* for odd"),
+  )  # fmt: skip
   def test_format_that_nothing_serves_is_refused_when_made(
     self, changes, error, message
   ):

@@ -327,33 +327,18 @@ class WorkspaceTest(interpreted.RecordedTestCase):
 
 class ValuesTest(parameterized.TestCase):
   @parameterized.parameters(
-    (
-      TypeError,
-      "threads must be a whole number or None, got '2'",
-      {"threads": "2"},
-    ),
-    (
-      TypeError,
-      "threads must be a whole number or None, got True",
-      {"threads": True},
-    ),
+    (TypeError, "threads must be a whole number or None, got '2'",
+      {"threads": "2"}),
+    (TypeError, "threads must be a whole number or None, got True",
+      {"threads": True}),
     (ValueError, "threads must be 1 or more, got 0", {"threads": 0}),
-    (
-      ValueError,
-      "workspace_bytes must be 0 or more, got -1",
-      {"workspace_bytes": -1},
-    ),
-    (
-      ValueError,
-      "on_fallback must be one of .*, got 'error'",
-      {"on_fallback": "error"},
-    ),
-    (
-      ValueError,
-      "on_fallback must be one of .*, got None",
-      {"on_fallback": None},
-    ),
-  )
+    (ValueError, "workspace_bytes must be 0 or more, got -1",
+      {"workspace_bytes": -1}),
+    (ValueError, "on_fallback must be one of .*, got 'error'",
+      {"on_fallback": "error"}),
+    (ValueError, "on_fallback must be one of .*, got None",
+      {"on_fallback": None}),
+  )  # fmt: skip
   def test_wrong_values_are_refused(self, error, rule, arguments):
     with self.assertRaisesRegex(error, f"options: {rule}"):
       jp.options(**arguments).__enter__()

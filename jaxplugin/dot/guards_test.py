@@ -357,38 +357,28 @@ def one_number(number):
 
 # By name: lhs, rhs, and further arguments, of x and w.
 EXPLAINED = {
-  "NaN among values": lambda x, w: (
-    with_leaf(x, "values", (2, 3), 0x7F), w, {}
-  ),
-  "NaN among scales": lambda x, w: (
-    x, with_leaf(w, "scale", (2, 1), 0xFF), {}
-  ),
+  "NaN among values": lambda x, w: (with_leaf(x, "values", (2, 3), 0x7F), w,
+    {}),
+  "NaN among scales": lambda x, w: (x, with_leaf(w, "scale", (2, 1), 0xFF), {}),
   "NaN in a plain side": lambda x, w: (plain_with(np.nan), w, {}),
   "Inf in a plain side": lambda x, w: (plain_with(np.inf), w, {}),
   # 2^127 * 2^10 is beyond f32.
-  "overflow of f32": lambda x, w: (
-    with_leaf(x, "scale", (2, slice(None)), 254),
-    with_leaf(w, "scale", (2, 1), 137),
-    {},
-  ),
+  "overflow of f32": lambda x, w: (with_leaf(x, "scale", (2, slice(None)), 254),
+    with_leaf(w, "scale", (2, 1), 137), {}),
   # Halfway between the largest number and the next power of two.
-  "f16 rounds to Inf": lambda x, w: (
-    *one_number(65520), {"preferred_element_type": F16}
-  ),
-  "bf16 rounds to Inf": lambda x, w: (
-    *one_number(3.3961775e38), {"preferred_element_type": BF16}
-  ),
-  "NaN in a bias": lambda x, w: (
-    x, w, {"bias": jnp.zeros((N,)).at[3].set(np.nan), "activation": "gelu"}
-  ),
+  "f16 rounds to Inf": lambda x, w: (*one_number(65520),
+    {"preferred_element_type": F16}),
+  "bf16 rounds to Inf": lambda x, w: (*one_number(3.3961775e38),
+    {"preferred_element_type": BF16}),
+  "NaN in a bias": lambda x, w: (x, w,
+    {"bias": jnp.zeros((N,)).at[3].set(np.nan), "activation": "gelu"}),
   "Inf in a residual": lambda x, w: (
     x,
     w,
     {"residual": jnp.zeros((M, N)).at[2, 3].set(-np.inf), "activation": "relu"},
   ),
-  "NaN in a row's global scale": lambda x, w: (
-    x, w, {"global_scale": jnp.ones((M, 1)).at[2].set(np.nan)}
-  ),
+  "NaN in a row's global scale": lambda x, w: (x, w,
+    {"global_scale": jnp.ones((M, 1)).at[2].set(np.nan)}),
 }  # fmt: skip
 
 

@@ -259,133 +259,91 @@ def ragged(w):
   return np.concatenate([X[:1] @ w[0].T, X[1:] @ w[2].T])
 
 
+def same(w):
+  return w
+
+
+def of_layer(layer):
+  """Returns NumPy's product of X and a layer."""
+  return lambda w: X @ w[layer].T
+
+
+def linear(x=X, **options):
+  return lambda w: jp.linear(x, w, **options)
+
+
+def activated(x=X):
+  return lambda w: np.maximum(x @ w[1].T + 1, 0)
+
+
+EPILOGUE = {"layer": 1, "bias": np.ones((3, 16)), "activation": "relu"}
+MANY = np.repeat(X, 17, 0)
+SWIZZLED = jp.quantize(
+  X.reshape(2, 2, 256), jp.MXFP8, scale_layout="swizzled_128x4"
+)
 # Each row: the function under test, and NumPy's function of plain arrays.
-ARRAYS = {
+# fmt: off
+RESULTS = {
   "index": (lambda w: w[2], lambda w: w[2]),
   "slice": (lambda w: w[1:, ::2], lambda w: w[1:, ::2]),
   "indices": (lambda w: w[np.array([2, 0])], lambda w: w[[2, 0]]),
   "transpose": (lambda w: w.transpose(2, 0, 1), lambda w: w.transpose(2, 0, 1)),
-  "unpack": (lambda w: w.unpack().pack(), lambda w: w),
-  "bytes": (lambda w: w.to_bytes().to_floats(), lambda w: w),
-  "rows": (lambda w: w.in_rows(), lambda w: w),
-  "concatenate": (
-    lambda w: jp.concatenate([w, w.unpack()]),
-    lambda w: np.concatenate([w, w]),
-  ),
-  "concatenate blocks": (
-    lambda w: jp.concatenate([w, w], 2),
-    lambda w: np.concatenate([w, w], 2),
-  ),
+  "unpack": (lambda w: w.unpack().pack(), same),
+  "bytes": (lambda w: w.to_bytes().to_floats(), same),
+  "rows": (lambda w: w.in_rows(), same),
+  "concatenate": (lambda w: jp.concatenate([w, w.unpack()]),
+                  lambda w: np.concatenate([w, w])),
+  "concatenate blocks": (lambda w: jp.concatenate([w, w], 2),
+                         lambda w: np.concatenate([w, w], 2)),
   "stack": (lambda w: jp.stack([w, w], 1), lambda w: np.stack([w, w], 1)),
-  "scan": (
-    lambda w: jax.lax.scan(lambda _, x: (None, x), None, w)[1],
-    lambda w: w,
-  ),
-  "vmap": (lambda w: jax.vmap(jp.dequantize, 1, 1)(w), lambda w: w),
-  "prepare": (
-    lambda w: jp.prepare_weights(w, jp.named_target("b200")),
-    lambda w: w,
-  ),
-  "unprepare": (
-    lambda w: jp.unprepare_weights(jp.prepare_weights(w)),
-    lambda w: w,
-  ),
-  "legacy": (jp.legacy_global_scales, lambda w: w),
-  "pickle": (lambda w: pickle.loads(pickle.dumps(w)), lambda w: w),
-  "deepcopy": (copy.deepcopy, lambda w: w),
-  "flax": (through_flax, lambda w: w),
-  "weight": (
-    lambda w: jp.QuantizedWeight(w[0], (256, 16), (0,)),
-    lambda w: w[0].T,
-  ),
-}
-SWIZZLED = jp.quantize(
-  X.reshape(2, 2, 256), jp.MXFP8, scale_layout="swizzled_128x4"
-)
-PRODUCTS = {
-  "matmul": (lambda w: X @ w[0].T, lambda w: X @ w[0].T),
+  "scan": (lambda w: jax.lax.scan(lambda _, x: (None, x), None, w)[1], same),
+  "vmap": (lambda w: jax.vmap(jp.dequantize, 1, 1)(w), same),
+  "prepare": (lambda w: jp.prepare_weights(w, jp.named_target("b200")), same),
+  "unprepare": (lambda w: jp.unprepare_weights(jp.prepare_weights(w)), same),
+  "legacy": (jp.legacy_global_scales, same),
+  "pickle": (lambda w: pickle.loads(pickle.dumps(w)), same),
+  "deepcopy": (copy.deepcopy, same),
+  "flax": (through_flax, same),
+  "weight": (lambda w: jp.QuantizedWeight(w[0], (256, 16), (0,)),
+             lambda w: w[0].T),
+  "matmul": (lambda w: X @ w[0].T, of_layer(0)),
   "matmul from the left": (lambda w: w[0] @ X.T, lambda w: w[0] @ X.T),
-  "linear": (lambda w: jp.linear(X, w[0]), lambda w: X @ w[0].T),
-  "layer": (jax.jit(lambda w: jp.linear(X, w, layer=1)), lambda w: X @ w[1].T),
-  "layer with an epilogue": (
-    jax.jit(
-      lambda w: jp.linear(
-        X, w, layer=1, bias=np.ones((3, 16)), activation="relu"
-      )
-    ),
-    lambda w: np.maximum(X @ w[1].T + 1, 0),
-  ),
+  "linear": (lambda w: jp.linear(X, w[0]), of_layer(0)),
+  "layer": (linear(layer=1), of_layer(1)),
+  "layer with an epilogue": (linear(**EPILOGUE), activated()),
+  "layer and many rows": (linear(MANY, **EPILOGUE), activated(MANY)),
   "swizzled rows": (
-    lambda w: [
-      jax.jit(f)(SWIZZLED, w[0])
-      for f in (jp.linear, jax.vmap(jp.linear, (0, None)))
-    ],
-    lambda w: [plain(SWIZZLED) @ w[0].T] * 2,
-  ),
-  "layer and many rows": (
-    jax.jit(
-      lambda w: jp.linear(
-        jnp.repeat(X, 17, 0),
-        w,
-        layer=1,
-        bias=jnp.ones((3, 16)),
-        activation="relu",
-      )
-    ),
-    lambda w: np.maximum(np.repeat(X, 17, 0) @ w[1].T + 1, 0),
-  ),
+    lambda w: [jp.linear(SWIZZLED, w[0]),
+               jax.vmap(jp.linear, (0, None))(SWIZZLED, w[0])],
+    lambda w: [plain(SWIZZLED) @ w[0].T] * 2),
   "layer in a scan": (
-    jax.jit(
-      lambda w: jax.lax.map(lambda i: jp.linear(X, w, layer=i), jnp.arange(3))
-    ),
-    lambda w: np.einsum("mk,lnk->lmn", X, w),
-  ),
+    lambda w: jax.lax.map(lambda i: jp.linear(X, w, layer=i), jnp.arange(3)),
+    lambda w: np.einsum("mk,lnk->lmn", X, w)),
   "layer of a quantized operand": (
     lambda w: jp.linear(jp.quantize(X, "int8_row"), w, layer=1),
-    lambda w: plain(jp.quantize(X, "int8_row")) @ w[1].T,
-  ),
+    lambda w: plain(jp.quantize(X, "int8_row")) @ w[1].T),
   "ragged": (lambda w: jp.ragged_dot(X, w, SIZES), ragged),
   "ragged of the xla backend": (
-    lambda w: jp.ragged_dot(X, w, SIZES, implementation="xla"),
-    ragged,
-  ),
+    lambda w: jp.ragged_dot(X, w, SIZES, implementation="xla"), ragged),
   "mapped rows": (
-    jax.jit(
-      lambda w: jax.vmap(jp.block_scaled_dot, (1, None), 1)(X[:, None], w[0])[
-        :, 0
-      ]
-    ),
-    lambda w: X @ w[0].T,
-  ),
+    lambda w: jax.vmap(jp.block_scaled_dot, (1, None))(X[:, None], w[0])[0],
+    of_layer(0)),
   "mapped rows of a layer": (
-    jax.jit(
-      lambda w: jax.vmap(lambda x: jp.linear(x, w, layer=2), 1)(X[:, None])[0]
-    ),
-    lambda w: X @ w[2].T,
-  ),
+    lambda w: jax.vmap(lambda x: jp.linear(x, w, layer=2), 1)(X[:, None])[0],
+    of_layer(2)),
   "ragged, general": (
-    lambda w: jp.ragged_dot_general(X, w, SIZES, OF_GROUPS),
-    ragged,
-  ),
+    lambda w: jp.ragged_dot_general(X, w, SIZES, OF_GROUPS), ragged),
   "accepted": (
-    lambda w: jax.jit(jp.accept_quantized(lambda w: X @ w.T))(w[0]),
-    lambda w: X @ w[0].T,
-  ),
+    lambda w: jp.accept_quantized(lambda w: X @ w.T)(w[0]), of_layer(0)),
   "accepted ragged": (
-    jax.jit(
-      jp.accept_quantized(
-        lambda w: jax.lax.ragged_dot(X, jnp.swapaxes(w, 1, 2), SIZES)
-      )
-    ),
-    ragged,
-  ),
+    jp.accept_quantized(
+      lambda w: jax.lax.ragged_dot(X, jnp.swapaxes(w, 1, 2), SIZES)), ragged),
   "exported": (
     lambda w: jax.export.deserialize(
-      jp.export(jax.jit(jp.linear))(X, w[0]).serialize()
-    ).call(X, w[0]),
-    lambda w: X @ w[0].T,
-  ),
+      jp.export(jax.jit(jp.linear))(X, w[0]).serialize()).call(X, w[0]),
+    of_layer(0)),
 }
+# fmt: on
 REFUSED = {
   "contraction": lambda w: jp.ragged_dot_general(
     w[0].T, jnp.ones((256, 2)), jnp.array([256]), OF_ROWS
@@ -402,32 +360,25 @@ REFUSED = {
 class PublicFunctionsTest(parameterized.TestCase):
   """The right value, or a refusal."""
 
-  @parameterized.parameters(*ARRAYS, *PRODUCTS)
-  def test_value_has_the_offsets(self, name):
-    function, exact = (ARRAYS | PRODUCTS)[name]
-    w = weights()
-    np.testing.assert_allclose(
-      plain(function(w)), exact(plain(w)), rtol=1e-4, atol=1e-4
-    )
-
-  def test_values_of_one_program_have_minima(self):
-    rows = ARRAYS | PRODUCTS
-    w = weights(INT8_64)
-    eager = ("pickle", "flax", "exported")
-    eager = {name: rows.pop(name)[0](w) for name in eager}
+  @parameterized.parameters("uint4_128", INT8_64)
+  def test_values_have_the_offsets(self, format):
+    w = weights(format)
+    eager = {
+      name: RESULTS[name][0](w) for name in ("pickle", "flax", "exported")
+    }
 
     @jax.jit
     def run(w, eager):
-      arrays = {name: function(w) for name, (function, _) in rows.items()}
+      arrays = {n: f(w) for n, (f, _) in RESULTS.items() if n not in eager}
       return {
         name: x.dequantize() if hasattr(x, "dequantize") else x
         for name, x in (arrays | eager).items()
       }
 
     for name, found in run(w, eager).items():
-      _, exact = (ARRAYS | PRODUCTS)[name]
       with self.subTest(name):
-        np.testing.assert_allclose(found, exact(plain(w)), rtol=1e-4, atol=1e-4)
+        exact = RESULTS[name][1](plain(w))
+        np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
 
   @parameterized.parameters(*REFUSED)
   def test_refusal_names_the_format(self, name):

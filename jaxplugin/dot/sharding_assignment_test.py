@@ -27,8 +27,7 @@ ROWS = (F, T, NONE)
 CASES = {
   "forward_gathers_each_operand_over_one_axis": (
     *(X, W, ((2,), (0,)), ROWS, (F, T), (F, NONE, T)),
-    dict(lhs=(F, NONE, NONE), rhs=(NONE, T), out=(F, NONE, T), reduce=NONE),
-  ),
+    dict(lhs=(F, NONE, NONE), rhs=(NONE, T), out=(F, NONE, T), reduce=NONE)),
   "row_parallel_result_is_scattered_along_the_sequence": (
     *(H, (1024, 512), ((2,), (0,)), (F, NONE, T), (T, F), ROWS),
     {
@@ -42,8 +41,7 @@ CASES = {
   ),
   "gradient_of_activations_gathers_each_operand_over_one_axis": (
     *(X, (1024, 512), ((2,), (1,)), ROWS, (T, F), (F, NONE, T)),
-    dict(lhs=(F, NONE, NONE), rhs=(T, NONE), out=(F, NONE, T), reduce=NONE),
-  ),
+    dict(lhs=(F, NONE, NONE), rhs=(T, NONE), out=(F, NONE, T), reduce=NONE)),
   "gradient_of_weights_keeps_batch_and_scatters_over_it": (
     *(H, X, ((0, 1), (0, 1)), (F, NONE, T), ROWS, (T, F)),
     {
@@ -67,59 +65,45 @@ CASES = {
   ),
   "sum_over_two_axes_is_scattered_over_one_if_that_is_wanted": (
     *(H, X, ((0, 1), (0, 1)), ROWS, ROWS, (NONE, F)),
-    {"reduce": F + T, "scatter": ((1, F),), "out": (NONE, F)},
-  ),
+    {"reduce": F + T, "scatter": ((1, F),), "out": (NONE, F)}),
   "each_axis_goes_to_the_dimension_that_the_result_wants": (
-    *((64, 64, 32), (64, 64, 32), ((2,), (2,)), ROWS, ROWS),
-    (F, NONE, NONE, T),
-    {"lhs": (F, NONE, NONE), "rhs": (NONE, T, NONE)},
-  ),
+    *((64, 64, 32), (64, 64, 32), ((2,), (2,)), ROWS, ROWS), (F, NONE, NONE, T),
+    {"lhs": (F, NONE, NONE), "rhs": (NONE, T, NONE)}),
   # f, the major axis of lhs, is gathered, so t has to be gathered too.
   "a_minor_axis_is_gathered_with_its_major_one": (
     *((64, 32), (64, 32), K, (F + T, NONE), (F + T, NONE), (T, F)),
-    {"lhs": (T, NONE), "rhs": (F, NONE)},
-  ),
+    {"lhs": (T, NONE), "rhs": (F, NONE)}),
   "a_minor_axis_is_gathered_also_if_nothing_wants_it": (
     *((64, 32), (64, 32), K, (F + T, NONE), (F, NONE), (NONE, F)),
-    {"lhs": (NONE, NONE), "rhs": (F, NONE)},
-  ),
+    {"lhs": (NONE, NONE), "rhs": (F, NONE)}),
   "wanted_result_decides_which_operand_is_gathered": (
     *((640, 64), (64, 64), K, (F, NONE), (F, NONE), (NONE, F)),
-    {"lhs": (NONE, NONE), "rhs": (F, NONE)},
-  ),
+    {"lhs": (NONE, NONE), "rhs": (F, NONE)}),
   "smaller_operand_is_gathered_if_nothing_is_wanted": (
     *((64, 64), (640, 64), K, (F, NONE), (F, NONE), None),
-    {"lhs": (NONE, NONE), "rhs": (F, NONE)},
-  ),
+    {"lhs": (NONE, NONE), "rhs": (F, NONE)}),
   "axis_that_does_not_divide_is_dropped": (
     *((6, 64), (8, 64), K, (T, NONE), (NONE, NONE), None),
-    {"lhs": (NONE, NONE)},
-  ),
+    {"lhs": (NONE, NONE)}),
   "longest_prefix_that_divides_is_kept": (
     *((6, 64), (8, 64), K, (F + T, NONE), (NONE, NONE), None),
-    {"lhs": (F, NONE)},
-  ),
+    {"lhs": (F, NONE)}),
   "two_blocks_are_not_split_over_four_devices": (
     *((8, 64), (8, 64), K, (NONE, T), (NONE, T), None),
-    {"lhs": (NONE, NONE), "reduce": NONE},
-  ),
+    {"lhs": (NONE, NONE), "reduce": NONE}),
   "four_blocks_are_split_over_four_devices": (
     *((8, 128), (8, 128), K, (NONE, T), (NONE, T), None),
-    {"lhs": (NONE, T), "reduce": T},
-  ),
+    {"lhs": (NONE, T), "reduce": T}),
   "sum_is_scattered_as_the_result_is_wanted": (
     *((8, 128), (8, 128), K, (NONE, T), (NONE, T), (T, NONE)),
-    {"scatter": ((0, T),), "out": (T, NONE)},
-  ),
+    {"scatter": ((0, T),), "out": (T, NONE)}),
   "sum_is_not_scattered_over_more_devices_than_divide_the_rows": (
     *((12, 128), (8, 128), K, (F, T), (NONE, T), (F + T, NONE)),
-    {"reduce": T, "scatter": (), "out": (F, NONE)},
-  ),
+    {"reduce": T, "scatter": (), "out": (F, NONE)}),
   "replicated_operands_follow_the_wanted_result": (
     *((8, 128), (8, 128), K, (NONE, NONE), (NONE, NONE), (F, T)),
-    {"lhs": (F, NONE), "rhs": (T, NONE)},
-  ),
-}
+    {"lhs": (F, NONE), "rhs": (T, NONE)}),
+}  # fmt: skip
 
 
 def side(name, shape, contracting, format=jp.MXFP8):

@@ -79,20 +79,13 @@ class ShardedDotTest(explicit.AutoTestCase):
     ("mxfp8", (jp.MXFP8,), P(None, "b"), None, SUM),
     ("nvfp4", (jp.NVFP4,), P(None, "b"), None, SUM),
     ("mixed", (jp.MXFP8, jp.NVFP4), P(None, "b"), None, SUM),
-    (
-      "rows",
-      (),
-      P(None, "b"),
-      P("b"),
-      ("reduce-scatter", f"f32[{M // 4},{N}]"),
-    ),
-    (
-      *("columns", (), P(None, "b"), P(None, "b")),
-      ("reduce-scatter", f"f32[{M},{N // 4}]"),
-    ),
+    ("rows", (), P(None, "b"), P("b"),
+      ("reduce-scatter", f"f32[{M // 4},{N}]")),
+    (*("columns", (), P(None, "b"), P(None, "b")),
+      ("reduce-scatter", f"f32[{M},{N // 4}]")),
     # The whole k of rhs is sliced; lhs is not gathered.
     ("only_lhs", (), P(), None, SUM),
-  )
+  )  # fmt: skip
   def test_k_sharding_gives_one_sum_of_f32_over_devices(
     self, formats, rhs_spec, out, expected
   ):

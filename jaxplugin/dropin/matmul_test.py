@@ -218,40 +218,30 @@ NT = (((1,), (1,)), ((), ()))
 # Messages, and what raises a TypeError with them.
 WRONG_ARGUMENTS = {
   "quantize: x must be an array, got nvfp4; pass the array before": (
-    lambda: jp.quantize(jp.NVFP4, ones(2, 32))
-  ),
+    lambda: jp.quantize(jp.NVFP4, ones(2, 32))),
   "quantize_both: x must be an array, got 'nvfp4'; pass the array before": (
-    lambda: jp.quantize_both("nvfp4", ones(2, 32))
-  ),
+    lambda: jp.quantize_both("nvfp4", ones(2, 32))),
   "quantize: x must be an array, got None": (
-    lambda: jp.quantize(None, jp.MXFP8)
-  ),
+    lambda: jp.quantize(None, jp.MXFP8)),
   r"quantize: key must be one jax.random key, got 0. Pass jax.random.key\(": (
-    lambda: jp.quantize(ones(2, 32), jp.MXFP8, key=0)
-  ),
+    lambda: jp.quantize(ones(2, 32), jp.MXFP8, key=0)),
   r"quantize: key must be one jax.random key, got key.*\[4\]..*by jax.vmap": (
     lambda: jp.quantize(
       ones(4, 32), jp.MXFP8, key=jax.random.split(jax.random.key(0), 4)
     )
   ),
   r"quantize: key must be one jax.random key, got float32\[2\].": (
-    lambda: jp.quantize(ones(2, 32), jp.MXFP8, key=ones(2))
-  ),
+    lambda: jp.quantize(ones(2, 32), jp.MXFP8, key=ones(2))),
   r"quantize: x must be an array, got ShapeDtypeStruct.*jax.eval_shape": (
-    lambda: jp.quantize(STRUCT, "mxfp8")
-  ),
+    lambda: jp.quantize(STRUCT, "mxfp8")),
   "block_scaled_dot: lhs must be an array, got ShapeDtype.*jax.eval_shape": (
-    lambda: jp.block_scaled_dot(STRUCT, SCALED()[0])
-  ),
+    lambda: jp.block_scaled_dot(STRUCT, SCALED()[0])),
   "block_scaled_dot: rhs must be a ScaledArray of arrays.*jax.eval_shape": (
-    lambda: jp.block_scaled_dot(ones(2, K), jax.eval_shape(SCALED)[0])
-  ),
+    lambda: jp.block_scaled_dot(ones(2, K), jax.eval_shape(SCALED)[0])),
   "dequantize: x must be a ScaledArray of arrays.*jax.eval_shape": (
-    lambda: jax.eval_shape(SCALED)[0].dequantize()
-  ),
+    lambda: jax.eval_shape(SCALED)[0].dequantize()),
   "dot_general: lhs must be an array, got ShapeDtypeStruct": (
-    lambda: jp.dot_general("mxfp8", "mxfp8")(STRUCT, ones(2, K), NT)
-  ),
+    lambda: jp.dot_general("mxfp8", "mxfp8")(STRUCT, ones(2, K), NT)),
   r"ScaledArray: .*got uint8; view it as float8_e8m0fnu: array.view\(jnp": (
     lambda: jp.ScaledArray(
       ones(2, 32, dtype=E4M3), ones(2, 1, dtype=jnp.uint8), None, "mxfp8"
@@ -277,7 +267,7 @@ WRONG_ARGUMENTS = {
       *(None, ones(2, 1, dtype=jnp.uint8)),
     )
   ),
-}
+}  # fmt: skip
 
 
 class WrongArgumentsTest(absltest.TestCase):

@@ -308,26 +308,18 @@ class ExportTest(parameterized.TestCase):
     (ValueError, ["cpu"], H100, r"platforms \('cpu',\), got one of cuda"),
     (ValueError, None, (H100, B200), "got h100 and b200, both of cuda"),
     (TypeError, None, "h100", r"got 'h100'; pass jp.named_target\('h100'\)"),
-    (
-      ValueError,
-      ["cpuu"],
-      None,
-      "must be of cpu, cuda, rocm, tpu, got 'cpuu'$",
-    ),
+    (ValueError, ["cpuu"], None,
+      "must be of cpu, cuda, rocm, tpu, got 'cpuu'$"),
     (ValueError, "CPU", None, "got 'CPU'; write it as 'cpu'"),
     (ValueError, ["gpu"], None, "got 'gpu'; of GPUs, cuda is NVIDIA's"),
-    (
-      ValueError,
-      ["b200"],
-      None,
-      r"; a device is target=jp.named_target\('b200'",
-    ),
+    (ValueError, ["b200"], None,
+      r"; a device is target=jp.named_target\('b200'"),
     (ValueError, [], None, r"at least one name, each once, got \(\)"),
     (ValueError, ["cpu", "cpu"], None, r"each once, got \('cpu', 'cpu'\)"),
     (TypeError, 3, None, "must be a sequence of strings, .* got 3$"),
     (TypeError, [None], None, r"must be a sequence of strings, .*\[None\]"),
     (TypeError, H100, None, "got Target.*; pass target=h100"),
-  )
+  )  # fmt: skip
   def test_bad_targets_are_refused(self, error, platforms, target, message):
     with self.assertRaisesRegex(error, message):
       jp.export(jp.block_scaled_dot, platforms, target=target)

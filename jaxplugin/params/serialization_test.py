@@ -61,18 +61,11 @@ class FlaxTest(absltest.TestCase):
     other = jp.quantize(draw(128, 64), "mxfp6_e3m2")
     for name, target, text in (
       ("mxfp6_e2m3", other, "the target, 'mxfp6_e3m2, linear', got 'mxfp"),
-      (
-        "nvfp4",
-        tree["b200"],
-        "swizzled_128x4', got 'nvfp4, l",
-      ),
-      (
-        "nvfp4",
-        tree["unpacked"],
-        r"values must .*float4_e2m1fn\[128, 64\], got",
-      ),
+      ("nvfp4", tree["b200"], "swizzled_128x4', got 'nvfp4, l"),
+      ("nvfp4", tree["unpacked"],
+        r"values must .*float4_e2m1fn\[128, 64\], got"),
       ("weight", tree["nvfp4"], "state must be a dict with keys"),
-    ):
+    ):  # fmt: skip
       with self.subTest(name), self.assertRaisesRegex(TypeError, text):
         flax.serialization.from_state_dict(target, state[name])
 

@@ -17,19 +17,11 @@ NEW = (
     for format in formats.NAMED[len(formats.KNOWN) :]
     if format.offset_dtype is None
   ),
-  jp.BlockFormat(
-    name="int4_64",
-    values_dtype=ml_dtypes.int4,
-    scale_dtype=np.float32,
-    block_size=64,
-  ),
-  jp.BlockFormat(
-    name="fp8_1x64_bf16",
-    values_dtype=ml_dtypes.float8_e4m3fn,
-    scale_dtype=ml_dtypes.bfloat16,
-    block_size=64,
-  ),
-)
+  jp.BlockFormat(name="int4_64", values_dtype=ml_dtypes.int4,
+    scale_dtype=np.float32, block_size=64),
+  jp.BlockFormat(name="fp8_1x64_bf16", values_dtype=ml_dtypes.float8_e4m3fn,
+    scale_dtype=ml_dtypes.bfloat16, block_size=64),
+)  # fmt: skip
 F32_MAX = float(np.finfo(np.float32).max)
 F32_TINY = float(np.finfo(np.float32).tiny)
 
@@ -210,5 +202,7 @@ class FormatsOfCheckpointsTest(parameterized.TestCase):
       jp.quantize(jnp.ones((2, 128, 128)), format, **arguments)
 
   def test_square_blocks_need_two_dimensions(self):
-    with self.assertRaisesRegex(TypeError, r"rank 2 or more .*\(128,\)"):
+    with self.assertRaisesRegex(
+      TypeError, r"rank must be 2 or more .*\(128,\)"
+    ):
       jp.quantize(jnp.ones(128), jp.FP8_128X128)

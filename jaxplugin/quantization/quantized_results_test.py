@@ -49,42 +49,29 @@ def w_q(format="mxfp8"):
 
 # (name, function of options).
 CALLS = {
-  "dot": lambda **o: jp.block_scaled_dot(
-    jp.quantize(X, "mxfp8"), w_q(), bias=BIAS, residual=X @ W.T, **o
-  ),
-  "dot of a batch": lambda **o: jp.block_scaled_dot(
-    np.stack([X, 2 * X]), w_q(), activation="gelu", **o
-  ),
+  "dot": lambda **o: jp.block_scaled_dot(jp.quantize(X, "mxfp8"), w_q(),
+    bias=BIAS, residual=X @ W.T, **o),
+  "dot of a batch": lambda **o: jp.block_scaled_dot(np.stack([X, 2 * X]), w_q(),
+    activation="gelu", **o),
   "linear": lambda **o: jp.linear(X, w_q("nvfp4"), BIAS, "silu", **o),
   "linear with minima": lambda **o: jp.linear(X, w_q(jp.UINT4_32_MIN), **o),
-  "layer": lambda **o: jp.linear(
-    X, jp.stack([w_q(), w_q()]), jnp.stack([BIAS, BIAS]), layer=1, **o
-  ),
-  "ragged dot": lambda **o: jp.ragged_dot(
-    X, jp.quantize(EXPERTS, "mxfp4"), SIZES, activation="swiglu", **o
-  ),
-  "ragged dot with minima": lambda **o: jp.ragged_dot(
-    X, jp.quantize(EXPERTS, jp.UINT4_32_MIN), SIZES, **o
-  ),
+  "layer": lambda **o: jp.linear(X, jp.stack([w_q(), w_q()]),
+    jnp.stack([BIAS, BIAS]), layer=1, **o),
+  "ragged dot": lambda **o: jp.ragged_dot(X, jp.quantize(EXPERTS, "mxfp4"),
+    SIZES, activation="swiglu", **o),
+  "ragged dot with minima": lambda **o: jp.ragged_dot(X,
+    jp.quantize(EXPERTS, jp.UINT4_32_MIN), SIZES, **o),
   "contraction": lambda **o: jp.ragged_dot_general(
-    jp.quantize(X, "mxfp8", axis=0),
-    jp.quantize(X @ W.T, "mxfp8", axis=0),
-    SIZES,
-    CONTRACTED,
-    **o,
-  ),
-}
+    jp.quantize(X, "mxfp8", axis=0), jp.quantize(X @ W.T, "mxfp8", axis=0),
+    SIZES, CONTRACTED, **o),
+}  # fmt: skip
 KEY = jax.random.key(3)
 OUT = {
   "mxfp8": (OutFormat("mxfp8"), lambda y: jp.quantize(y, "mxfp8")),
-  "floor": (
-    OutFormat("mxfp4", scale_rounding="floor", packed=False),
-    lambda y: jp.quantize(y, "mxfp4", scale_rounding="floor", packed=False),
-  ),
-  "computed": (
-    OutFormat(jp.NVFP4, returns_amax=True),
-    lambda y: (jp.quantize(y, "nvfp4"), jnp.max(jnp.abs(y))),
-  ),
+  "floor": (OutFormat("mxfp4", scale_rounding="floor", packed=False),
+    lambda y: jp.quantize(y, "mxfp4", scale_rounding="floor", packed=False)),
+  "computed": (OutFormat(jp.NVFP4, returns_amax=True),
+    lambda y: (jp.quantize(y, "nvfp4"), jnp.max(jnp.abs(y)))),
   "given": (
     OutFormat("nvfp4", global_scale=0.02, returns_amax=True),
     lambda y: (
@@ -92,28 +79,17 @@ OUT = {
       jnp.max(jnp.abs(y)),
     ),
   ),
-  "key": (
-    OutFormat("nvfp4", key=KEY),
-    lambda y: jp.quantize(y, "nvfp4", key=KEY),
-  ),
-  "axes": (
-    OutFormat("mxfp8", axis=(-1, -2)),
-    lambda y: jp.quantize_both(y, "mxfp8"),
-  ),
-  "square": (
-    OutFormat(SQUARE),
-    lambda y: jp.quantize(y, SQUARE),
-  ),
-  "ggml": (
-    OutFormat("int8_32", scale_rounding="ggml"),
-    lambda y: jp.quantize(y, "int8_32", scale_rounding="ggml"),
-  ),
+  "key": (OutFormat("nvfp4", key=KEY),
+    lambda y: jp.quantize(y, "nvfp4", key=KEY)),
+  "axes": (OutFormat("mxfp8", axis=(-1, -2)),
+    lambda y: jp.quantize_both(y, "mxfp8")),
+  "square": (OutFormat(SQUARE), lambda y: jp.quantize(y, SQUARE)),
+  "ggml": (OutFormat("int8_32", scale_rounding="ggml"),
+    lambda y: jp.quantize(y, "int8_32", scale_rounding="ggml")),
   "row": (OutFormat("int8_row"), lambda y: jp.quantize(y, "int8_row")),
-  "minima": (
-    OutFormat("uint4_32_min"),
-    lambda y: jp.quantize(y, "uint4_32_min"),
-  ),
-}
+  "minima": (OutFormat("uint4_32_min"),
+    lambda y: jp.quantize(y, "uint4_32_min")),
+}  # fmt: skip
 # In each program a call has some formats, and each format is in some programs.
 SOME = {
   name: [out for j, out in enumerate(OUT) if name == "dot" or (i + j) % 3 == 0]

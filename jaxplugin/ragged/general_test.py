@@ -333,34 +333,22 @@ class ErrorsTest(parameterized.TestCase):
       (t, "float32, bfloat16 or", args, {"preferred_element_type": int}),
       (v, "implementation must be", args, {"implementation": "q"}),
       (v, "precision must be", args, {"precision": "fast"}),
-      (
-        *(t, "RaggedDotDimensionNumbers, got None", args),
-        {"ragged_dot_dimension_numbers": None},
-      ),
+      (*(t, "RaggedDotDimensionNumbers, got None", args),
+        {"ragged_dot_dimension_numbers": None}),
       (t, "rhs must be blocked along m", (ones, quantized, _SIZES), {}),
-      (
-        *(t, r"one dimension of lhs must be ragged, got \(\)", args),
-        dims(*plain, ragged=()),
-      ),
-      (
-        *(t, r"lhs_ragged_dimensions \(2,\) must be", args),
-        dims(*plain, ragged=(2,)),
-      ),
+      (*(t, r"one dimension of lhs must be ragged, got \(\)", args),
+        dims(*plain, ragged=())),
+      (*(t, r"lhs_ragged_dimensions \(2,\) must be", args),
+        dims(*plain, ragged=(2,))),
       (t, "must have one group dimension", args, dims(*plain, group=(1,))),
-      (
-        *(n, "batch dimensions.* use jax.vmap", (stacked, stacked, _SIZES)),
-        dims(((1,), (1,)), ((0,), (0,)), ragged=(1,)),
-      ),
-      (
-        *(n, "merge other dimensions", (stacked, rhs, _SIZES)),
-        dims(((1,), (0,)), ((), ()), ragged=(1,)),
-      ),
+      (*(n, "batch dimensions.* use jax.vmap", (stacked, stacked, _SIZES)),
+        dims(((1,), (1,)), ((0,), (0,)), ragged=(1,))),
+      (*(n, "merge other dimensions", (stacked, rhs, _SIZES)),
+        dims(((1,), (0,)), ((), ()), ragged=(1,))),
       (n, "lhs was quantized with .*_through", (through, ones, _SIZES), {}),
-      (
-        *(t, "rhs must be a ScaledArray", (lhs, experts, _SIZES)),
-        dims(((1,), (1,)), ((), ()), group=(0,)),
-      ),
-    ):
+      (*(t, "rhs must be a ScaledArray", (lhs, experts, _SIZES)),
+        dims(((1,), (1,)), ((), ()), group=(0,))),
+    ):  # fmt: skip
       options = {"ragged_dot_dimension_numbers": _NUMBERS} | options
       with (
         self.subTest(pattern),

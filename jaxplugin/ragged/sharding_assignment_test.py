@@ -69,103 +69,50 @@ def assign(lhs, rhs, out=None, **options):
   return sharding.assign(call(**options), specs, out, SIZES)
 
 
+# claim: axes of lhs and rhs, axes wanted for the result or None, options of
+# the call, expected fields.
+CASES = {
+  "weights keep all axes": (
+    (B, NONE), (A, B, NONE), None, {}, {"g": A, "n": B, "m": NONE}),
+  "rows are gathered to experts and scattered back": (
+    (B, NONE), (B, NONE, NONE), None, {},
+    {"m": NONE, "g": B, "out": (B, NONE), "scatter": ((0, B),)}),
+  "rows are not scattered if the result is wanted whole": (
+    (B, NONE), (B, NONE, NONE), (NONE, NONE), {},
+    {"g": B, "out": (NONE, NONE), "scatter": ()}),
+  "outer axes of rows stay and inner ones come back": (
+    (A + B, NONE), (B, NONE, NONE), None, {},
+    {"m": A, "g": B, "out": (A + B, NONE), "scatter": ((0, B),)}),
+  "a part of the sum is scattered": ((NONE, NONE), (A, NONE, B), (B, NONE), {},
+    {"reduce": A + B, "scatter": ((0, B),)}),
+  "an axis that does not divide the groups is dropped": (
+    (NONE, NONE), (C, NONE, NONE), None, {}, {"g": NONE}),
+  "an axis that does not divide the rows is dropped": (
+    (B, NONE), WHOLE, None, {"m": 6}, {"m": NONE}),
+  "the longest prefix that divides the rows is kept": (
+    (A + B, NONE), WHOLE, None, {"m": 6}, {"m": A}),
+  "columns that an axis does not divide are not scattered": (
+    (NONE, B), (NONE, NONE, B), (NONE, B), {"n": 6}, {"k": B, "scatter": ()}),
+  "two blocks are not split over four devices": (
+    (NONE, B), (NONE, NONE, B), None, {"k": 64}, {"k": NONE}),
+  "four blocks are split over four devices": (
+    (NONE, B), (NONE, NONE, B), None, {"k": 128}, {"k": B}),
+  "columns are split": (
+    (NONE, NONE), (NONE, B, NONE), None, {"n": 20}, {"n": B}),
+  "pairs of swiglu stay whole": ((NONE, NONE), (NONE, B, NONE), None,
+    {"n": 20, "activation": "swiglu"}, {"n": NONE}),
+  "pairs of swigluoai stay whole": ((NONE, NONE), (NONE, B, NONE), None,
+    {"n": 20, "activation": "swigluoai"}, {"n": NONE}),
+  "blocks among the columns of a gradient stay whole": ((NONE, NONE),
+    (NONE, NONE, B), None, {"k": 64, "across": True}, {"n": NONE}),
+  "such columns are split between blocks": ((NONE, NONE), (NONE, B, A), None,
+    {"k": 64, "across": True}, {"n": A, "k": B}),
+}  # fmt: skip
+
+
 class AssignTest(absltest.TestCase):
   def test_axes_of_dimensions(self):
-    for claim, args, options, expected in (
-      (
-        "weights keep all axes",
-        ((B, NONE), (A, B, NONE)),
-        {},
-        {"g": A, "n": B, "m": NONE},
-      ),
-      (
-        "rows are gathered to experts and scattered back",
-        ((B, NONE), (B, NONE, NONE)),
-        {},
-        {"m": NONE, "g": B, "out": (B, NONE), "scatter": ((0, B),)},
-      ),
-      (
-        "rows are not scattered if the result is wanted whole",
-        ((B, NONE), (B, NONE, NONE), (NONE, NONE)),
-        {},
-        {"g": B, "out": (NONE, NONE), "scatter": ()},
-      ),
-      (
-        "outer axes of rows stay and inner ones come back",
-        ((A + B, NONE), (B, NONE, NONE)),
-        {},
-        {"m": A, "g": B, "out": (A + B, NONE), "scatter": ((0, B),)},
-      ),
-      (
-        "a part of the sum is scattered",
-        ((NONE, NONE), (A, NONE, B), (B, NONE)),
-        {},
-        {"reduce": A + B, "scatter": ((0, B),)},
-      ),
-      (
-        "an axis that does not divide the groups is dropped",
-        ((NONE, NONE), (C, NONE, NONE)),
-        {},
-        {"g": NONE},
-      ),
-      (
-        "an axis that does not divide the rows is dropped",
-        ((B, NONE), WHOLE),
-        {"m": 6},
-        {"m": NONE},
-      ),
-      (
-        "the longest prefix that divides the rows is kept",
-        ((A + B, NONE), WHOLE),
-        {"m": 6},
-        {"m": A},
-      ),
-      (
-        "columns that an axis does not divide are not scattered",
-        ((NONE, B), (NONE, NONE, B), (NONE, B)),
-        {"n": 6},
-        {"k": B, "scatter": ()},
-      ),
-      (
-        "two blocks are not split over four devices",
-        ((NONE, B), (NONE, NONE, B)),
-        {"k": 64},
-        {"k": NONE},
-      ),
-      (
-        "four blocks are split over four devices",
-        ((NONE, B), (NONE, NONE, B)),
-        {"k": 128},
-        {"k": B},
-      ),
-      (
-        "columns are split",
-        ((NONE, NONE), (NONE, B, NONE)),
-        {"n": 20},
-        {"n": B},
-      ),
-      *(
-        (
-          f"pairs of {activation} stay whole",
-          ((NONE, NONE), (NONE, B, NONE)),
-          {"n": 20, "activation": activation},
-          {"n": NONE},
-        )
-        for activation in ("swiglu", "swigluoai")
-      ),
-      (
-        "blocks among the columns of a gradient stay whole",
-        ((NONE, NONE), (NONE, NONE, B)),
-        {"k": 64, "across": True},
-        {"n": NONE},
-      ),
-      (
-        "such columns are split between blocks",
-        ((NONE, NONE), (NONE, B, A)),
-        {"k": 64, "across": True},
-        {"n": A, "k": B},
-      ),
-    ):
+    for claim, (*args, options, expected) in CASES.items():
       with self.subTest(claim):
         got = assign(*args, **options)
         fields = {
@@ -234,17 +181,10 @@ class RuleTest(absltest.TestCase):
           "need_replication_factors": ("i0", "w0", "i1"),
         },
       ),
-      (
-        "arrays share no dimension whose blocks an axis does not divide",
-        {},
-        (3,),
-        "m x0, g n x1, m x2, g n x3, w0 -> m n",
-        {
-          "reduction_factors": ("g",),
-          "need_replication_factors": ("w0",),
-        },
-      ),
-    ):
+      ("arrays share no dimension whose blocks an axis does not divide", {},
+        (3,), "m x0, g n x1, m x2, g n x3, w0 -> m n",
+        {"reduction_factors": ("g",), "need_replication_factors": ("w0",)}),
+    ):  # fmt: skip
       with self.subTest(claim):
         whole = call(**options)
         out = jax.ShapeDtypeStruct(whole.shape, np.dtype(np.float32))

@@ -41,34 +41,23 @@ PERMUTED = [summed(M * N // 8, "collective-permute")] * 2
 # collectives, and the spec of a result without a wanted one.
 COLLECTIVES = {
   "experts of an axis are each device's": (
-    *((F32, MXFP4), (P(), BY_EXPERT), None, {}),
-    [summed()],
-  ),
+    *((F32, MXFP4), (P(), BY_EXPERT), None, {}), [summed()]),
   "rows over one axis and experts over another": (
     *((MXFP8, MXFP4), (P("a"), BY_EXPERT), None),
-    {"has_bias": True, "activation": "relu"},
-    [summed(M * N // 2)],
-    P("a"),
-  ),
+    {"has_bias": True, "activation": "relu"}, [summed(M * N // 2)], P("a")),
   "rows over one axis and experts over another by xla": (
     *((MXFP8, MXFP4), (P("a"), BY_EXPERT), None),
     {"has_bias": True, "activation": "relu", "implementation": "xla"},
-    [summed(M * N // 2)],
-    P("a"),
-  ),
+    [summed(M * N // 2)], P("a")),
   "rows of an axis": ((MXFP8, MXFP8), (P("a"), P()), None, {}, [], P("a")),
-  "rows of two axes": (
-    *((MXFP8, MXFP8), (P(("b", "a")), P()), None, {}, []),
-    P(("b", "a")),
-  ),
+  "rows of two axes": (*((MXFP8, MXFP8), (P(("b", "a")), P()), None, {}, []),
+    P(("b", "a"))),
   "rows over the axis of the experts are gathered as bytes": (
     *((MXFP8, MXFP4), (P("b"), BY_EXPERT), None, {}),
-    [*gathered(MXFP8), summed(M * N // 4, "reduce-scatter")],
-  ),
+    [*gathered(MXFP8), summed(M * N // 4, "reduce-scatter")]),
   "gathered rows of FP4 are packed": (
     *((NVFP4, MXFP4), (P("b"), BY_EXPERT), P("b"), {}),
-    [*gathered(NVFP4), summed(M * N // 4, "reduce-scatter")],
-  ),
+    [*gathered(NVFP4), summed(M * N // 4, "reduce-scatter")]),
   "a result that is wanted whole is an all-reduce": (
     *((MXFP4, MXFP4), (P("b"), BY_EXPERT), P(), {}),
     [
@@ -88,30 +77,22 @@ COLLECTIVES = {
   },
   "k is summed in f32 before the epilogue": (
     *((MXFP8, MXFP4), (BY_COLUMN, BY_K), None),
-    {"has_bias": True, "activation": "relu"},
-    [summed()],
-  ),
+    {"has_bias": True, "activation": "relu"}, [summed()]),
   "k is scattered, and gates meet their values": (
     *((MXFP8, MXFP4), (BY_COLUMN, BY_K), BY_COLUMN),
     {"has_bias": True, "activation": "swiglu"},
-    [summed(M * N // 4, "reduce-scatter"), *PERMUTED],
-  ),
+    [summed(M * N // 4, "reduce-scatter"), *PERMUTED]),
   "k is scattered, and gates lie beside their values": (
     *((MXFP8, MXFP4), (BY_COLUMN, BY_K), BY_COLUMN),
     {"has_bias": True, "activation": "swigluoai"},
-    [summed(M * N // 4, "reduce-scatter")],
-  ),
+    [summed(M * N // 4, "reduce-scatter")]),
   "experts and k are one sum": (
     *((F32, MXFP8), (BY_COLUMN, P("a", None, "b")), None),
-    {"has_bias": True, "activation": "relu"},
-    [summed()],
-  ),
-  "k is scattered over rows": (
-    *((MXFP8, MXFP4), (BY_COLUMN, BY_K), P("b")),
+    {"has_bias": True, "activation": "relu"}, [summed()]),
+  "k is scattered over rows": (*((MXFP8, MXFP4), (BY_COLUMN, BY_K), P("b")),
     {"has_bias": True, "activation": "swiglu"},
-    [summed(M * N // 4, "reduce-scatter")],
-  ),
-}
+    [summed(M * N // 4, "reduce-scatter")]),
+}  # fmt: skip
 
 
 class ShardedRaggedTest(explicit.AutoTestCase):

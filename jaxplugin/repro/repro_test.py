@@ -311,21 +311,13 @@ class SaveTest(ReproTestCase):
 
   @parameterized.parameters(
     (lambda x: x + 1, {}, ValueError, "must have a block-scaled call"),
-    (
-      lambda x: jax.debug.print("{}", jp.quantize(x, "mxfp8").scale[0]),
-      {},
-      NotImplementedError,
-      "must not call Python",
-    ),
-    (
-      lambda x: jp.quantize(x, "mxfp8"),
-      {"data": True},
-      ValueError,
-      "data=True needs arrays",
-    ),
+    (lambda x: jax.debug.print("{}", jp.quantize(x, "mxfp8").scale[0]), {},
+      NotImplementedError, "must not call Python"),
+    (lambda x: jp.quantize(x, "mxfp8"), {"data": True}, ValueError,
+      "data=True needs arrays"),
     (jp.quantize, {"data": 1}, TypeError, "data must be True or False, got 1"),
     (3, {}, TypeError, "fn must be a function, got 3"),
-  )
+  )  # fmt: skip
   def test_refusals(self, fn, options, error, message):
     x = jax.ShapeDtypeStruct((2, 64), jnp.float32)
     with self.assertRaisesRegex(error, message):

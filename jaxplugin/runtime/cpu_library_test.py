@@ -232,19 +232,13 @@ class SearchPathTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
     ("from_an_index", lambda checkout: None, True),
-    (
-      "from_a_wheel",
-      lambda _: {"url": "file:///dist/x.whl", "archive_info": {}},
-      True,
-    ),
-    (
-      "by_pip_install_dot",
-      lambda checkout: {"url": checkout.as_uri(), "dir_info": {}},
-      True,
-    ),
+    ("from_a_wheel",
+      lambda _: {"url": "file:///dist/x.whl", "archive_info": {}}, True),
+    ("by_pip_install_dot",
+      lambda checkout: {"url": checkout.as_uri(), "dir_info": {}}, True),
     ("editable", lambda checkout: editable(checkout.as_uri()), True),
     ("another_editable", lambda _: editable("file:///elsewhere"), False),
-  )
+  )  # fmt: skip
   def test_installed_library_is_found_from_its_checkout(self, origin, is_found):
     self.assertEqual(self.search_path(), (self.here, self.built))
     self.install(origin(self.checkout))
@@ -363,20 +357,13 @@ class AvailableCoresTest(parameterized.TestCase):
     ("parent", "0::/a/b", {"a/cpu.max": "9 9", "a/b/cpu.max": "max 9"}, 1),
     ("outside of the mount", "0::/docker/1f", {"cpu.max": "9 9"}, 1),
     ("more than there are", "0::/", {"cpu.max": "100000000 1000"}, 0),
-    (
-      "version 1",
-      "5:memory:/b\n4:cpu,cpuacct:/a\n0::/",
+    ("version 1", "5:memory:/b\n4:cpu,cpuacct:/a\n0::/",
       {"cpu/a/cpu.cfs_quota_us": "90000", "cpu/a/cpu.cfs_period_us": "100000"},
-      1,
-    ),
-    (
-      "version 1 without quota",
-      "1:cpu:/",
-      {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
-      0,
-    ),
+      1),
+    ("version 1 without quota", "1:cpu:/",
+      {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 0),
     ("another controller", "4:cpuset:/", {"cpu/cpu.cfs_quota_us": "1"}, 0),
-  )
+  )  # fmt: skip
   def test_quotas_of_cgroups_limit_it(self, lines, files, expected):
     root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
     if lines is not None:

@@ -118,24 +118,18 @@ class BlockSizeTest(parameterized.TestCase):
 class RefusalTest(parameterized.TestCase):
   @parameterized.parameters(
     (mx(rhs=(16, 3)), "multiple of the columns of rhs_scale.*64.*3"),
-    (
-      mx(lhs=(7, 2)),
-      r"lhs_scale must have the dimensions.*\(8, 64\).*\(7, 2\)",
-    ),
+    (mx(lhs=(7, 2)),
+      r"lhs_scale must have the dimensions.*\(8, 64\).*\(7, 2\)"),
     (mx()[:3] + [array((16,), "float8_e8m0fnu")], "must have the same rank"),
     (mx(k=0, lhs=(8, 0), rhs=(16, 0)), "positive multiple"),
     (mx()[:2], "have 3 or 4 or 5 operands and 1 results, got 2 and 1"),
-    (
-      mx()[:1] + [array((16, 32), "float8_e4m3fn")] + mx()[2:],
-      r"must agree in the last dimension.*\(8, 64\).*\(16, 32\)",
-    ),
-    (
-      [array((2, *x.shape), x.dtype) for x in mx()[:1]] + mx()[1:],
-      "must have rank 2 or 3, the same",
-    ),
+    (mx()[:1] + [array((16, 32), "float8_e4m3fn")] + mx()[2:],
+      r"must agree in the last dimension.*\(8, 64\).*\(16, 32\)"),
+    ([array((2, *x.shape), x.dtype) for x in mx()[:1]] + mx()[1:],
+      "must have rank 2 or 3, the same"),
     (mx() + [array((1,), "float32")], r"scalar.*float32, got float32\[1\]"),
     (mx() + [array((), "bfloat16")], r"scalar.*float32, got bfloat16\[\]"),
-  )
+  )  # fmt: skip
   def test_operands_of_a_dot(self, operands, pattern):
     with self.assertRaisesRegex(TypeError, pattern):
       read(dot(operands))

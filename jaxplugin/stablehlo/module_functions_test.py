@@ -114,36 +114,18 @@ class NameTest(parameterized.TestCase):
 class RefusalTest(parameterized.TestCase):
   @parameterized.parameters(
     (dot(result="uint8"), TypeError, "float32, bfloat16 or float16, got uint8"),
-    (
-      quantize("int8", "float8_e8m0fnu"),
-      TypeError,
-      "values must be floating-point, got int8",
-    ),
-    (
-      quantize("float8_e4m3fn", "int8"),
-      TypeError,
-      "scale must be floating-point, got int8",
-    ),
-    (
-      quantize("float8_e4m3fn", "float8_e8m0fnu", x="int8"),
-      TypeError,
-      "unquantized array must be float32, bfloat16 or float16, got int8",
-    ),
-    (
-      quantize("float8_e4m3fn", "float32"),
-      NotImplementedError,
-      "cannot quantize to float8_e4m3fn . float32 per 32; known formats",
-    ),
-    (
-      quantize("bfloat16", "float8_e8m0fnu"),
-      NotImplementedError,
-      "cannot quantize to bfloat16",
-    ),
-    (
-      scaled_dot(result=((16, 8), "float32")),
-      TypeError,
-      r"results must be float32\[8,16\], got float32\[16,8\]",
-    ),
+    (quantize("int8", "float8_e8m0fnu"), TypeError,
+      "values must be floating-point, got int8"),
+    (quantize("float8_e4m3fn", "int8"), TypeError,
+      "scale must be floating-point, got int8"),
+    (quantize("float8_e4m3fn", "float8_e8m0fnu", x="int8"), TypeError,
+      "unquantized array must be float32, bfloat16 or float16, got int8"),
+    (quantize("float8_e4m3fn", "float32"), NotImplementedError,
+      "cannot quantize to float8_e4m3fn . float32 per 32; known formats"),
+    (quantize("bfloat16", "float8_e8m0fnu"), NotImplementedError,
+      "cannot quantize to bfloat16"),
+    (scaled_dot(result=((16, 8), "float32")), TypeError,
+      r"results must be float32\[8,16\], got float32\[16,8\]"),
     (
       call(
         module_calls.SWIZZLED_DOT,
@@ -156,7 +138,7 @@ class RefusalTest(parameterized.TestCase):
       TypeError,
       "lhs uint8 with lhs_scale float8_e8m0fnu is not a block format",
     ),
-  )
+  )  # fmt: skip
   def test_call_is_refused_with_its_types(self, made, error, pattern):
     with self.assertRaisesRegex(error, pattern):
       lower(made)

@@ -218,30 +218,18 @@ class ErrorTest(parameterized.TestCase):
     (ValueError, "microbatches must be at least 1, got 0", fails(n=0)),
     (TypeError, "microbatches must be an integer, got 2.5", fails(n=2.5)),
     (ValueError, '"mean" or "sum", got \'max\'', fails(reduction="max")),
-    (
-      TypeError,
-      r"multiple of 2 .* got float32\[3\]. Pad",
-      fails(1.0, jnp.ones(3)),
-    ),
+    (TypeError, r"multiple of 2 .* got float32\[3\]. Pad",
+      fails(1.0, jnp.ones(3))),
     (TypeError, "multiple of 2 .* got 1.0", fails(1.0, 1.0)),
-    (
-      ValueError,
-      "argnums must be positions of the 2 arguments, got 2",
-      fails(1.0, X, argnums=2),
-    ),
-    (
-      ValueError,
-      "different arguments, got 1, 1 and None",
-      fails(1.0, X, argnums=1),
-    ),
+    (ValueError, "argnums must be positions of the 2 arguments, got 2",
+      fails(1.0, X, argnums=2)),
+    (ValueError, "different arguments, got 1, 1 and None",
+      fails(1.0, X, argnums=1)),
     (TypeError, "key must be", fails(1.0, X, 3, key_argnum=2)),
-    (
-      ValueError,
-      r"the mesh, \(\), got \('a',\). Pass mesh=",
-      fails(1.0, X, axes="a"),
-    ),
+    (ValueError, r"the mesh, \(\), got \('a',\). Pass mesh=",
+      fails(1.0, X, axes="a")),
     (TypeError, "real- or complex-valued inputs", fails(np.arange(3), X)),
-  )
+  )  # fmt: skip
   def test_message(self, error, message, call):
     with self.assertRaisesRegex(error, message):
       call()

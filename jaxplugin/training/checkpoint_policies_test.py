@@ -48,22 +48,13 @@ def num_dots(name, dot_general, policy, checkpoint=True):
 class PolicyTest(parameterized.TestCase):
   @parameterized.parameters(
     (ours.dots_saveable, jaxs.dots_saveable, 6),
-    (
-      ours.dots_with_no_batch_dims_saveable,
-      jaxs.dots_with_no_batch_dims_saveable,
-      7,
-    ),
-    (
-      ours.for_block_scaled_dots(jaxs.nothing_saveable),
-      jaxs.nothing_saveable,
-      8,
-    ),
-    (
-      ours.for_block_scaled_dots(jaxs.everything_saveable),
-      jaxs.everything_saveable,
-      6,
-    ),
-  )
+    (ours.dots_with_no_batch_dims_saveable,
+      jaxs.dots_with_no_batch_dims_saveable, 7),
+    (ours.for_block_scaled_dots(jaxs.nothing_saveable), jaxs.nothing_saveable,
+      8),
+    (ours.for_block_scaled_dots(jaxs.everything_saveable),
+      jaxs.everything_saveable, 6),
+  )  # fmt: skip
   @pytest.mark.sample(1)
   def test_as_many_dots_as_of_jaxs_own(self, policy, jax_policy, expected):
     quantized = jp.dot_general(jp.MXFP8, jp.MXFP8)

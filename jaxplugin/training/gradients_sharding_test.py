@@ -158,29 +158,14 @@ LAYOUTS = {
   "fsdp": (P("f"), P("f"), P("f"), P("f"), P("f")),
   "fsdp_of_all": (P("f"), P(("f", "t")), P(("t", "f")), P("f"), P("f")),
   "tp": (P(), P(None, "t"), P("t"), None, P()),
-  "tp_sp": (
-    P(None, "t"),
-    P(None, "t"),
-    P("t"),
-    P(None, None, "t"),
-    P(None, "t"),
-  ),
+  "tp_sp": (P(None, "t"), P(None, "t"), P("t"), P(None, None, "t"),
+    P(None, "t")),
   "fsdp_tp": (P("f"), P("f", "t"), P("t", "f"), P("f", None, "t"), P("f")),
-  "fsdp_tp_sp": (
-    P("f", "t"),
-    P("f", "t"),
-    P("t", "f"),
-    P("f", None, "t"),
-    P("f", "t"),
-  ),
-  "two_dims_of_weights": (
-    P("f", None, "t"),
-    P("t", "f"),
-    P("f", "t"),
-    P("f"),
-    P("f", None, "t"),
-  ),
-}
+  "fsdp_tp_sp": (P("f", "t"), P("f", "t"), P("t", "f"), P("f", None, "t"),
+    P("f", "t")),
+  "two_dims_of_weights": (P("f", None, "t"), P("t", "f"), P("f", "t"), P("f"),
+    P("f", None, "t")),
+}  # fmt: skip
 
 
 def _integers(seed, *shape):

@@ -194,22 +194,17 @@ class DotGeneralTest(WithinTestCase):
     type_errors = {
       "lhs_format must be a BlockFormat.*nvfp4.*got 8": lambda: dot(8, "mxfp8"),
       r"lhs_format must be .*got float32\[4, 8\]; dot_general returns": (
-        lambda: dot(f32, f32.T)
-      ),
+        lambda: dot(f32, f32.T)),
       r"rhs_format must be .*got ScaledArray.*jaxplugin\.block_scaled_dot": (
-        lambda: dot("mxfp8", jp.quantize(f32, "mxfp8", pad=True))
-      ),
+        lambda: dot("mxfp8", jp.quantize(f32, "mxfp8", pad=True))),
       "lhs_format or rhs_format.*None": lambda: dot(None, None),
       r"rhs must be float32.*int32\[8, 2\]": (
-        lambda: good(f32, jnp.zeros((8, 2), jnp.int32), numbers)
-      ),
+        lambda: good(f32, jnp.zeros((8, 2), jnp.int32), numbers)),
       "contracting sizes must agree.* 8 .* 9 ": (
-        lambda: good(f32, jnp.zeros((9, 2)), numbers)
-      ),
+        lambda: good(f32, jnp.zeros((9, 2)), numbers)),
       "^dot_general: dimension_numbers must be .* got 'mk'": (
-        lambda: good(f32, f32.T, "mk")
-      ),
-    }
+        lambda: good(f32, f32.T, "mk")),
+    }  # fmt: skip
     value_errors = {
       "dot_general: grad_format: .*'mxfp7'.*mxfp8, .*nvfp4": (
         lambda: dot("mxfp8", "mxfp8", grad_format="mxfp7")

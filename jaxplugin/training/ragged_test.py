@@ -52,23 +52,14 @@ def _vjp(dot, *args):
 class ProductsTest(parameterized.TestCase):
   @parameterized.named_parameters(
     *recipes_oracle.CASES,
-    (
-      "nvfp4_e4m3_gradients",
-      training.NVFP4_RECIPE,
-      {"grad_format": jp.MXFP8_E5M2, "weight_2d": False},
-    ),
+    ("nvfp4_e4m3_gradients", training.NVFP4_RECIPE,
+      {"grad_format": jp.MXFP8_E5M2, "weight_2d": False}),
     ("mxfp4_plain_weights", training.MXFP4_RECIPE, {"weight_format": None}),
-    (
-      "nvfp4_plain_activations",
-      training.NVFP4_RECIPE,
-      {"activation_format": None, "wgrad_hadamard": 64},
-    ),
-    (
-      "mxfp8_plain_gradients",
-      training.MXFP8_RECIPE,
-      {"grad_format": None, "wgrad_hadamard": 16},
-    ),
-  )
+    ("nvfp4_plain_activations", training.NVFP4_RECIPE,
+      {"activation_format": None, "wgrad_hadamard": 64}),
+    ("mxfp8_plain_gradients", training.MXFP8_RECIPE,
+      {"grad_format": None, "wgrad_hadamard": 16}),
+  )  # fmt: skip
   @pytest.mark.full
   def test_are_those_of_the_formulas_by_groups(self, recipe, fields):
     recipe = dataclasses.replace(recipe, **fields)

@@ -47,11 +47,8 @@ class ValuesTest(parameterized.TestCase):
     *recipes_oracle.CASES,
     ("mxfp8_e5m2", training.MXFP8_RECIPE, {"grad_format": jp.MXFP8_E5M2}),
     ("nvfp4_1d", training.NVFP4_RECIPE, {"weight_2d": False}),
-    (
-      "nvfp4_scales_up_to_nearest",
-      training.NVFP4_RECIPE,
-      {"grad_scale_up": True, "stochastic_rounding": False},
-    ),
+    ("nvfp4_scales_up_to_nearest", training.NVFP4_RECIPE,
+      {"grad_scale_up": True, "stochastic_rounding": False}),
     (
       "nvfp4_e4m3_gradients",
       training.NVFP4_RECIPE,
@@ -61,17 +58,11 @@ class ValuesTest(parameterized.TestCase):
         "scale_rounding": "floor",  # of the gradients
       },
     ),
-    (
-      "mxfp8_from_quantized",
-      training.MXFP8_RECIPE,
-      {"backward_from_quantized": True},
-    ),
-    (
-      "mxfp4_plain_weights",
-      training.MXFP4_RECIPE,
-      {"weight_format": None, "dgrad_hadamard": 16},
-    ),
-  )
+    ("mxfp8_from_quantized", training.MXFP8_RECIPE,
+      {"backward_from_quantized": True}),
+    ("mxfp4_plain_weights", training.MXFP4_RECIPE,
+      {"weight_format": None, "dgrad_hadamard": 16}),
+  )  # fmt: skip
   @pytest.mark.sample(16)
   def test_products_are_those_of_the_formulas(self, recipe, fields):
     recipe = changed(recipe, **fields)
@@ -159,19 +150,13 @@ class ValuesTest(parameterized.TestCase):
     # x forward and for wgrad, w in either pass, as no copy of it is kept, g for
     # dgrad and for wgrad.
     for line, count in (
-      (
-        "quantize_both float32[40, 96] to nvfp4, dimensions [1] (plain) and [0]"
-        " (transformed in groups of 16)\n",
-        1,
-      ),
+      ("quantize_both float32[40, 96] to nvfp4, dimensions [1] (plain) and [0]"
+        " (transformed in groups of 16)\n", 1),
       ("quantize float32[96, 72] to nvfp4, axis 0, in square blocks\n", 2),
-      (
-        "quantize_both float32[40, 72] to nvfp4, dimensions [1] (rounded"
+      ("quantize_both float32[40, 72] to nvfp4, dimensions [1] (rounded"
         " stochastically) and [0] (transformed in groups of 16, rounded"
-        " stochastically)\n",
-        1,
-      ),
-    ):
+        " stochastically)\n", 1),
+    ):  # fmt: skip
       self.assertEqual(found.count(line), count, (line, found))
     if jp.detect_target().cpu_kernels is not None:
       self.assertIn("4 quantize or dequantize: 4 by cpu\n", found)

@@ -158,53 +158,36 @@ CASES = {
   "native": cases([NATIVE_SWAPPED], NATIVE_PAIRS[1:] + NATIVE_PAIRS[:1]),
   "native_on_integers": cases([NATIVE], NATIVE_PAIRS, is_exact=True),
   "small_m": cases([SMALL_M], SMALL_M_PAIRS, m=5, k=200),
-  "small_m_on_integers": cases(
-    [SMALL_M], [("bf16", rhs) for rhs in BLOCK_FORMATS],
-    batch=2, m=1, n=33, k=264, is_exact=True,
-  ),
+  "small_m_on_integers": cases([SMALL_M],
+    [("bf16", rhs) for rhs in BLOCK_FORMATS], batch=2, m=1, n=33, k=264,
+    is_exact=True),
   # k is a multiple of 8, as words of FP4 need, and not of a scale block.
   "mxfp6": cases([UPCAST, SWAPPED, SMALL_M], MXFP6_PAIRS, batch=2, m=5, k=200),
-  "mxfp6_on_integers": cases(
-    [SWAPPED, UPCAST, SMALL_M], MXFP6_PAIRS, batch=2, m=5, k=200, is_exact=True
-  ),
-  "mxfp6_whose_k_is_not_minor": cases(
-    [UPCAST], MXFP6_BY_ITSELF, lhs_storage=ROWS_MINOR, rhs_storage=ROWS_MINOR
-  ),
-  "mxfp6_with_swizzled_scales": cases(
-    [UPCAST], MXFP6_BY_ITSELF, lhs_storage=SWIZZLED, rhs_storage=SWIZZLED
-  ),
-  "scales_of_sums": cases(
-    [SWAPPED, replace(UPCAST, block_k=32, split_k=2)],
-    INTEGER_PAIRS, batch=2, k=INTEGER_K,
-  ),
-  "scales_of_sums_on_integers": cases(
-    [replace(UPCAST, block_k=32), SWAPPED],
-    INTEGER_PAIRS, k=INTEGER_K, is_exact=True,
-  ),
-  "scales_of_sums_whose_k_is_not_minor": cases(
-    [UPCAST], [("int8_f16_64", "e4m3_f32_128"), ("bf16", "int4_f16_64")],
-    lhs_storage=ROWS_MINOR, rhs_storage=ROWS_MINOR,
-  ),
+  "mxfp6_on_integers": cases([SWAPPED, UPCAST, SMALL_M], MXFP6_PAIRS, batch=2,
+    m=5, k=200, is_exact=True),
+  "mxfp6_whose_k_is_not_minor": cases([UPCAST], MXFP6_BY_ITSELF,
+    lhs_storage=ROWS_MINOR, rhs_storage=ROWS_MINOR),
+  "mxfp6_with_swizzled_scales": cases([UPCAST], MXFP6_BY_ITSELF,
+    lhs_storage=SWIZZLED, rhs_storage=SWIZZLED),
+  "scales_of_sums": cases([SWAPPED, replace(UPCAST, block_k=32, split_k=2)],
+    INTEGER_PAIRS, batch=2, k=INTEGER_K),
+  "scales_of_sums_on_integers": cases([replace(UPCAST, block_k=32), SWAPPED],
+    INTEGER_PAIRS, k=INTEGER_K, is_exact=True),
+  "scales_of_sums_whose_k_is_not_minor": cases([UPCAST],
+    [("int8_f16_64", "e4m3_f32_128"), ("bf16", "int4_f16_64")],
+    lhs_storage=ROWS_MINOR, rhs_storage=ROWS_MINOR),
   "scales_of_square_blocks": cases(
-    [replace(UPCAST, split_k=2), replace(SWAPPED, block_k=64)],
-    SQUARE_PAIRS, batch=2, m=70, n=140, k=200,
-    lhs_storage=SQUARE, rhs_storage=SQUARE,
-  ),
-  "scale_of_square_blocks_as_long_as_k": cases(
-    [UPCAST, SWAPPED], [("int8_f32_64", "e4m3_bf16_64")],
-    m=70, n=140, k=64, is_exact=True, lhs_storage=SQUARE, rhs_storage=SQUARE,
-  ),
-  "scales_of_square_blocks_whose_k_is_not_minor": cases(
-    [UPCAST], [("bf16", "e4m3_f32_64")], n=140, k=200,
-    rhs_storage=SQUARE | ROWS_MINOR,
-  ),
-  "scales_of_sums_small_m": cases(
-    [SMALL_M], SMALL_M_INTEGER_PAIRS, m=5, k=SMALL_M_K
-  ),
-  "scales_of_sums_small_m_on_integers": cases(
-    [replace(SMALL_M, split_k=3)], SMALL_M_INTEGER_PAIRS,
-    m=5, k=SMALL_M_K, is_exact=True,
-  ),
+    [replace(UPCAST, split_k=2), replace(SWAPPED, block_k=64)], SQUARE_PAIRS,
+    batch=2, m=70, n=140, k=200, lhs_storage=SQUARE, rhs_storage=SQUARE),
+  "scale_of_square_blocks_as_long_as_k": cases([UPCAST, SWAPPED],
+    [("int8_f32_64", "e4m3_bf16_64")], m=70, n=140, k=64, is_exact=True,
+    lhs_storage=SQUARE, rhs_storage=SQUARE),
+  "scales_of_square_blocks_whose_k_is_not_minor": cases([UPCAST],
+    [("bf16", "e4m3_f32_64")], n=140, k=200, rhs_storage=SQUARE | ROWS_MINOR),
+  "scales_of_sums_small_m": cases([SMALL_M], SMALL_M_INTEGER_PAIRS, m=5,
+    k=SMALL_M_K),
+  "scales_of_sums_small_m_on_integers": cases([replace(SMALL_M, split_k=3)],
+    SMALL_M_INTEGER_PAIRS, m=5, k=SMALL_M_K, is_exact=True),
   "any_size": [
     Case(config=config, m=m, n=n, k=k)
     for m, n, k in (
@@ -232,27 +215,19 @@ CASES = {
   # The interpreter refuses two programs that write one element.
   "each_tile_by_one_program": cases(
     [replace(UPCAST, group_m=count, block_n=16) for count in (3, 1, 2, 8)],
-    [("bf16", "mxfp8")], m=70, n=40, k=32,
-  ),
-  "empty_k": cases(
-    PATHS.values(), [("mxfp8", "mxfp8")], m=3, n=5, k=0, is_exact=True
-  ),
-  "rhs_whose_k_is_not_minor": cases(
-    [UPCAST, NATIVE], TURNED_PAIRS, rhs_storage=ROWS_MINOR
-  ),
-  "operands_whose_k_is_not_minor": cases(
-    [NATIVE, UPCAST], TURNED_PAIRS,
-    lhs_storage=ROWS_MINOR, rhs_storage=ROWS_MINOR,
-  ),
-  "plain_lhs_whose_k_is_not_minor": cases(
-    [UPCAST, SWAPPED], PLAIN_BY_BLOCK, lhs_storage=ROWS_MINOR
-  ),
+    [("bf16", "mxfp8")], m=70, n=40, k=32),
+  "empty_k": cases(PATHS.values(), [("mxfp8", "mxfp8")], m=3, n=5, k=0,
+    is_exact=True),
+  "rhs_whose_k_is_not_minor": cases([UPCAST, NATIVE], TURNED_PAIRS,
+    rhs_storage=ROWS_MINOR),
+  "operands_whose_k_is_not_minor": cases([NATIVE, UPCAST], TURNED_PAIRS,
+    lhs_storage=ROWS_MINOR, rhs_storage=ROWS_MINOR),
+  "plain_lhs_whose_k_is_not_minor": cases([UPCAST, SWAPPED], PLAIN_BY_BLOCK,
+    lhs_storage=ROWS_MINOR),
   # Rows have whole 16 bytes, as descriptors need.
   "descriptors": [
-    Case(config=described(path), lhs=lhs, rhs=rhs, k=k, batch=2)
-    for path, pairs in DESCRIBED_PAIRS.items()
-    for lhs, rhs, k in pairs
-  ],
+    Case(config=described(path), lhs=lhs, rhs=rhs, k=k, batch=2) for path,
+    pairs in DESCRIBED_PAIRS.items() for lhs, rhs, k in pairs],
   "descriptors_swapped_and_split": [
     Case(
       config=replace(described(path), swap=True, split_k=3),
@@ -264,8 +239,7 @@ CASES = {
   ],
   # The only row of lhs has 52 bytes and is followed by poison.
   "descriptors_of_sizes_of_one": cases(
-    [described("upcast"), described("native")], [MXFP4_PAIR], m=1, n=1
-  ),
+    [described("upcast"), described("native")], [MXFP4_PAIR], m=1, n=1),
   "descriptors_of_interleaved_values": [
     Case(
       config=described("upcast"), lhs="bf16", rhs="nvfp4", batch=2, k=96,

@@ -179,18 +179,10 @@ class ConfigErrorTest(parameterized.TestCase):
     ("gfx950", NATIVE, product(), "from sm_90 on, not gfx950"),
     ("sm_100", NATIVE, product("mxfp8", "mxfp4"), "FP4 next to FP8 .* 'mxfp4'"),
     ("sm_100", UPCAST, product("mxfp8", "mxfp4"), None),
-    (
-      "sm_90",
-      matmul_shapes.SMALL_M,
-      product("bf16", "mxfp8"),
-      "small_m kernel loads values by threads",
-    ),
-    (
-      "sm_90",
-      UPCAST,
-      product("mxfp8", "mxfp4", k=272),
-      "descriptor of rhs: strides must be .*, got 136",
-    ),
+    ("sm_90", matmul_shapes.SMALL_M, product("bf16", "mxfp8"),
+      "small_m kernel loads values by threads"),
+    ("sm_90", UPCAST, product("mxfp8", "mxfp4", k=272),
+      "descriptor of rhs: strides must be .*, got 136"),
     (
       "sm_90",
       UPCAST,
@@ -200,7 +192,7 @@ class ConfigErrorTest(parameterized.TestCase):
       ),
       "descriptor of lhs: k must be the minor dimension",
     ),
-  )
+  )  # fmt: skip
   def test_what_takes_descriptors(self, name, config, shape, message):
     config = replace(config, use_descriptors=True)
     error = constraints.config_error(config, shape, architectures.by_name(name))
@@ -219,20 +211,14 @@ class ConfigErrorTest(parameterized.TestCase):
   @parameterized.parameters(
     ({}, None),
     ({"rhs": configs.operand("bf16", 256, 256)}, "block format, got bf16"),
-    (
-      {"rhs": configs.operand("mxfp4", 256, 256, k_is_minor=False)},
-      "minor dimension of rhs",
-    ),
-    (
-      {"lhs": configs.operand("bf16", 256, 256, k_is_minor=False)},
-      "minor dimension of lhs",
-    ),
+    ({"rhs": configs.operand("mxfp4", 256, 256, k_is_minor=False)},
+      "minor dimension of rhs"),
+    ({"lhs": configs.operand("bf16", 256, 256, k_is_minor=False)},
+      "minor dimension of lhs"),
     ({"rhs": configs.operand("nvfp4", 256, 252), "k": 252}, "multiple of 8"),
     ({"rhs": configs.operand("int4_f16_128", 256, 256)}, None),
-    (
-      {"rhs": configs.operand("int4_f16_32", 256, 256)},
-      "blocks of rhs must have a multiple of 128 values, got 32",
-    ),
+    ({"rhs": configs.operand("int4_f16_32", 256, 256)},
+      "blocks of rhs must have a multiple of 128 values, got 32"),
     (
       {
         "rhs": configs.OperandKind(
@@ -241,7 +227,7 @@ class ConfigErrorTest(parameterized.TestCase):
       },
       "multiples of 4 bytes",
     ),
-  )
+  )  # fmt: skip
   def test_what_small_m_takes(self, changes, message):
     error = constraints.small_m_error(
       replace(product("bf16", "nvfp4"), **changes)

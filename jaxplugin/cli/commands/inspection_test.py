@@ -98,24 +98,18 @@ class ExplainTest(command_lines.CommandLineTestCase):
     (f"{DOT} --target b200 --cudnn nine", "malformed version 'nine'"),
     (f"{DOT} --cudnn 9.9", "--cudnn needs --target"),
     (f"{DOT} --ptxas 13.2", "--ptxas needs --target"),
-    (
-      f"{DOT} --target mi300x --ptxas 13.2",
-      "mi300x is not an NVIDIA GPU and has no ptxas, got ptxas='13.2'",
-    ),
-    (
-      f"{DOT} --target mi300x --implementation cudnn",
-      "does not support.*platform is rocm",
-    ),
+    (f"{DOT} --target mi300x --ptxas 13.2",
+      "mi300x is not an NVIDIA GPU and has no ptxas, got ptxas='13.2'"),
+    (f"{DOT} --target mi300x --implementation cudnn",
+      "does not support.*platform is rocm"),
     ("--lhs float32 --rhs float32 -m 1 -n 1 -k 32", "rhs must be quantized"),
     ("", "needs FILE, or .*missing --lhs, --rhs, -m, -n, -k"),
     ("--lhs mxfp8 -m 1 -k 32", "missing --rhs, -n"),
     ("--batch 3", "missing --lhs, --rhs, -m, -n, -k"),
-    (
-      f"m.mlir {DOT} --out float32 --precision fastest",
-      "not both: got m.mlir and --lhs, --rhs, -m, -n, -k, --out, --precision",
-    ),
+    (f"m.mlir {DOT} --out float32 --precision fastest",
+      "not both: got m.mlir and --lhs, --rhs, -m, -n, -k, --out, --precision"),
     ("no/such/file", "error: no/such/file: No such file or directory"),
-  )
+  )  # fmt: skip
   def test_bad_arguments_exit_with_2_and_a_reason(self, line, pattern):
     self.check_error(["explain", *line.split()], pattern)
 

@@ -101,51 +101,30 @@ class ServedTest(parameterized.TestCase):
   @parameterized.parameters(
     ("avx2", (), {}, {"engine": "vnni"}, "needs avx512_bf16 kernels, got avx2"),
     ("avx2", (), {}, {"engine": "f32"}, "f32 needs baseline kernels, got avx2"),
-    (
-      "avx512_bf16",
-      (),
-      {},
-      {"engine": "vnni"},
-      "sides of int8, int4 or e2m1, got e4m3 and e4",
-    ),
-    (
-      *("avx512_bf16", (np.float32, jp.MXFP8), {}, {"engine": "bf16"}),
-      "needs sides that are quantized, or bf16, got f32 and e4m3",
-    ),
-    (
-      *("avx512_bf16", (np.float32, BLOCKS_OF_48), {}),
+    ("avx512_bf16", (), {}, {"engine": "vnni"},
+      "sides of int8, int4 or e2m1, got e4m3 and e4"),
+    (*("avx512_bf16", (np.float32, jp.MXFP8), {}, {"engine": "bf16"}),
+      "needs sides that are quantized, or bf16, got f32 and e4m3"),
+    (*("avx512_bf16", (np.float32, BLOCKS_OF_48), {}),
       {"engine": "float_avx512"},
-      "needs blocks of 16.*got f32 and int8 with f16 scales per 48",
-    ),
-    (
-      *("avx512_bf16", (), {"blocks_pair_up": False}, {"engine": "bf16"}),
-      "got f32 and e4m3",
-    ),
-    (
-      *("avx512_bf16", (), {"m": 33}, {"engine": "few_rows_avx512"}),
-      "supports up to 32 rows of the other side, got 33",
-    ),
-    (
-      *("avx2", (), {}, {"engine": "few_rows_avx2", "panel_rows": 5}),
-      "to 4, got 5",
-    ),
+      "needs blocks of 16.*got f32 and int8 with f16 scales per 48"),
+    (*("avx512_bf16", (), {"blocks_pair_up": False}, {"engine": "bf16"}),
+      "got f32 and e4m3"),
+    (*("avx512_bf16", (), {"m": 33}, {"engine": "few_rows_avx512"}),
+      "supports up to 32 rows of the other side, got 33"),
+    (*("avx2", (), {}, {"engine": "few_rows_avx2", "panel_rows": 5}),
+      "to 4, got 5"),
     ("avx2", (), {}, {"task_rows": 1 << 20}, "task_rows must be .*got 1048576"),
     ("avx2", (), {"n": None}, {}, "static sizes"),
     ("riscv", (), {}, {}, "isa must be 1 to 7, got -1"),
-    (
-      *("amx_bf16", (), {}, {"engine": "neon_integers"}),
-      "neon_integers needs neon_dotprod kernels, got amx_bf16",
-    ),
-    (
-      *("neon_i8mm", (), {}, {"engine": "float_avx2"}),
-      "float_avx2 needs avx2 kernels, got neon_i8mm",
-    ),
-    (
-      *("neon_i8mm", (), {}, {"engine": "neon_integers"}),
-      "neon_integers needs sides of int8, int4 or e2m1, got e4m3 and e4m3",
-    ),
+    (*("amx_bf16", (), {}, {"engine": "neon_integers"}),
+      "neon_integers needs neon_dotprod kernels, got amx_bf16"),
+    (*("neon_i8mm", (), {}, {"engine": "float_avx2"}),
+      "float_avx2 needs avx2 kernels, got neon_i8mm"),
+    (*("neon_i8mm", (), {}, {"engine": "neon_integers"}),
+      "neon_integers needs sides of int8, int4 or e2m1, got e4m3 and e4m3"),
     (None, (), {}, {}, "no CPU kernels"),
-  )
+  )  # fmt: skip
   def test_config_error_says_why(self, isa, kinds, changes, config, message):
     target = dataclasses.replace(TARGET, cpu_kernels=isa)
     asked = problem(*kinds, **changes)

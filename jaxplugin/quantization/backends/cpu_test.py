@@ -60,19 +60,13 @@ class ChoiceTest(parameterized.TestCase):
 
   @parameterized.parameters(
     (dataclasses.replace(DRAWN, key_impl="rbg"), "threefry2x32 key, got rbg"),
-    (
-      dataclasses.replace(DRAWN, is_partitionable=False),
-      "jax_threefry_partitionable .*it is off",
-    ),
-    (
-      problems.RecipeOptions(hadamard=128),
-      "whole groups of 128, got 64 values",
-    ),
-    (
-      dataclasses.replace(DRAWN, square=(2, 0)),
-      r"in the order of the array.*merge dimensions \[2, 0\]",
-    ),
-  )
+    (dataclasses.replace(DRAWN, is_partitionable=False),
+      "jax_threefry_partitionable .*it is off"),
+    (problems.RecipeOptions(hadamard=128),
+      "whole groups of 128, got 64 values"),
+    (dataclasses.replace(DRAWN, square=(2, 0)),
+      r"in the order of the array.*merge dimensions \[2, 0\]"),
+  )  # fmt: skip
   def test_operations_are_chosen_and_the_reason_names_the_argument(
     self, options, reason
   ):

@@ -3,7 +3,7 @@
 """`quantize` by Triton kernels: its bits in the interpreter, and its modules.
 
 The bits are compared with XLA's operations, in Triton's interpreter.
-api_mx_test.py and api_nvfp4_test.py compare the operations with NumPy.
+api_bits_test.py compares the operations with NumPy.
 """
 
 import dataclasses
@@ -305,23 +305,14 @@ class ChoiceTest(parameterized.TestCase):
     ({}, "cpu", "needs an NVIDIA or AMD GPU, the target's platform is cpu"),
     ({"format": OTHER_FORMAT}, "h200", "supports mxfp8.*got mxfp8_per_16"),
     ({"dtype": np.dtype(np.float64)}, "h200", "float16, got float64"),
-    (
-      {"shape": jax.export.symbolic_shape("32*m, 64"), "axis": 0},
-      "h200",
-      "needs static sizes, or one blocked dimension",
-    ),
-    (
-      {"shape": (None, 768), "scale_layout": layouts.SWIZZLED},
-      "h200",
-      "needs a linear scale of an unsharded array",
-    ),
+    ({"shape": jax.export.symbolic_shape("32*m, 64"), "axis": 0}, "h200",
+      "needs static sizes, or one blocked dimension"),
+    ({"shape": (None, 768), "scale_layout": layouts.SWIZZLED}, "h200",
+      "needs a linear scale of an unsharded array"),
     ({"shape": (0, 768)}, "h200", "needs sizes of at least 1"),
-    (
-      {"shape": (2**31 * 32, 64)},
-      "h200",
-      r"needs 4294967296 programs, a launch has at most 2147483647",
-    ),
-  )
+    ({"shape": (2**31 * 32, 64)}, "h200",
+      r"needs 4294967296 programs, a launch has at most 2147483647"),
+  )  # fmt: skip
   def test_refusals_say_why(self, changes, name, reason):
     target = targets.named_target(name)
     refusal = triton.supports(problem(**changes), target)

@@ -280,30 +280,15 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
     # 256.
     ("before_bias", 257, dict(bias=1.0), contract.BF16, 258),
     # 100000 is beyond f16.
-    (
-      "before_global_scale",
-      3200,
-      dict(global_scale=32.0, residual=-60000.0),
-      contract.F16,
-      42400,
-    ),
+    ("before_global_scale", 3200, dict(global_scale=32.0, residual=-60000.0),
+      contract.F16, 42400),
     # bf16(1 + 2^-8 + 2^-13) is 1 + 2^-7, but 1 by way of f16.
-    (
-      "not_through_f16",
-      2**13 // 2**8 + 2**13 + 1,
-      dict(global_scale=2.0**-13),
-      contract.BF16,
-      1 + 2**-7,
-    ),
+    ("not_through_f16", 2**13 // 2**8 + 2**13 + 1, dict(global_scale=2.0**-13),
+      contract.BF16, 1 + 2**-7),
     # f16(1 + 2^-11 + 2^-13) is 1 + 2^-10, but 1 by way of bf16.
-    (
-      "not_through_bf16",
-      2**13 + 2**2 + 1,
-      dict(global_scale=2.0**-13),
-      contract.F16,
-      1 + 2**-10,
-    ),
-  )
+    ("not_through_bf16", 2**13 + 2**2 + 1, dict(global_scale=2.0**-13),
+      contract.F16, 1 + 2**-10),
+  )  # fmt: skip
   def test_result_is_rounded_once(self, total, epilogue, dtype, expected):
     lhs, rhs, scale = self._dot_of(total)
     epilogue = dict(epilogue)

@@ -42,18 +42,14 @@ THREAD = np.arange(THREADS)
 ALLOWED = {
   "own bytes": ((WRITE, "ld.shared.b32 %r5, [%r1];"), THREAD),
   "another warp's after a barrier": (
-    (WRITE, BARRIER, "ld.shared.b32 %r5, [%r2];"), THREAD ^ 32,
-  ),
+    (WRITE, BARRIER, "ld.shared.b32 %r5, [%r2];"), THREAD ^ 32),
   "a lane's after the warp's barrier": (
-    (WRITE, "bar.warp.sync -1;", "ld.shared.b32 %r5, [%r3];"), THREAD ^ 1,
-  ),
+    (WRITE, "bar.warp.sync -1;", "ld.shared.b32 %r5, [%r3];"), THREAD ^ 1),
   "the bytes of a lane's own copy": (
-    (COPY, "cp.async.wait_group 0;", "ld.shared.b32 %r5, [%r1];"), THREAD * 3,
-  ),
+    (COPY, "cp.async.wait_group 0;", "ld.shared.b32 %r5, [%r1];"), THREAD * 3),
   "another's copy after a barrier": (
     (COPY, "cp.async.wait_all;", BARRIER, "ld.shared.b32 %r5, [%r2];"),
-    (THREAD ^ 32) * 3,
-  ),
+    (THREAD ^ 32) * 3),
   "zeros that are copied": (
     ("mov.u32 %r6, 0;",
      "cp.async.ca.shared.global [%r1], [%rd0], 4, %r6;",
@@ -65,9 +61,7 @@ ALLOWED = {
      "ld.shared.b32 %r5, [0];"), THREAD * 0 + 64,
   ),
   "writing again after a barrier": (
-    (WRITE, BARRIER, "ld.shared.b32 %r5, [%r2];", BARRIER, WRITE),
-    THREAD ^ 32,
-  ),
+    (WRITE, BARRIER, "ld.shared.b32 %r5, [%r2];", BARRIER, WRITE), THREAD ^ 32),
   "threads that part and meet": (
     ("setp.lt.u32 %p1, %r4, 7; mov.u32 %r5, 1; @%p1 bra $L1;",
      "mov.u32 %r5, 2;", "$L1:", BARRIER), np.where(THREAD < 7, 1, 2),
@@ -91,100 +85,65 @@ ALLOWED = {
   ),
 }  # fmt: skip
 FORBIDDEN = {
-  "another warp's without a barrier": (
-    faults.Race, "written since the last barrier",
-    (WRITE, "ld.shared.b32 %r5, [%r2];"),
-  ),
-  "another warp's with a warp's barrier": (
-    faults.Race, "written since",
-    (WRITE, "bar.warp.sync -1; ld.shared.b32 %r5, [%r2];"),
-  ),
-  "a lane's without the warp's barrier": (
-    faults.Race, "written since", (WRITE, "ld.shared.b32 %r5, [%r3];"),
-  ),
-  "writing over what another reads": (
-    faults.Race, "read since",
-    (WRITE, BARRIER, "ld.shared.b32 %r5, [%r2];", WRITE),
-  ),
-  "writing over what another has written": (
-    faults.Race, "written since", (WRITE, "st.shared.b32 [%r2], %r4;"),
-  ),
-  "different values at one byte": (
-    faults.Race, "different values", ("st.shared.b32 [0], %r4;",),
-  ),
-  "different values at one global byte": (
-    faults.Race, "different values",
-    ("ld.param.b64 %rd1, [p0]; st.global.b32 [%rd1], %r4;",),
-  ),
-  "a copy that nobody waits for": (
-    faults.InFlight, "cp.async still writes",
-    (COPY, "ld.shared.b32 %r5, [%r1];"),
-  ),
+  "another warp's without a barrier": (faults.Race,
+    "written since the last barrier", (WRITE, "ld.shared.b32 %r5, [%r2];")),
+  "another warp's with a warp's barrier": (faults.Race, "written since",
+    (WRITE, "bar.warp.sync -1; ld.shared.b32 %r5, [%r2];")),
+  "a lane's without the warp's barrier": (faults.Race, "written since",
+    (WRITE, "ld.shared.b32 %r5, [%r3];")),
+  "writing over what another reads": (faults.Race, "read since",
+    (WRITE, BARRIER, "ld.shared.b32 %r5, [%r2];", WRITE)),
+  "writing over what another has written": (faults.Race, "written since",
+    (WRITE, "st.shared.b32 [%r2], %r4;")),
+  "different values at one byte": (faults.Race, "different values",
+    ("st.shared.b32 [0], %r4;",)),
+  "different values at one global byte": (faults.Race, "different values",
+    ("ld.param.b64 %rd1, [p0]; st.global.b32 [%rd1], %r4;",)),
+  "a copy that nobody waits for": (faults.InFlight, "cp.async still writes",
+    (COPY, "ld.shared.b32 %r5, [%r1];")),
   "waiting for an older copy": (
     faults.InFlight, "cp.async still writes",
     ("cp.async.commit_group;", COPY, "cp.async.wait_group 1;",
      "ld.shared.b32 %r5, [%r1];"),
   ),
-  "another's copy without a barrier": (
-    faults.Race, "written since",
-    (COPY, "cp.async.wait_group 0; ld.shared.b32 %r5, [%r2];"),
-  ),
-  "a copy over what another reads": (
-    faults.Race, "read since",
-    (WRITE, BARRIER, "ld.shared.b32 %r5, [%r2];", COPY),
-  ),
-  "shared bytes never written": (
-    faults.Undefined, "nothing has written", ("ld.shared.b32 %r5, [%r1];",),
-  ),
-  "beyond shared memory": (
-    faults.OutOfBounds, "which has 1024", ("st.shared.b32 [%r1+1000], %r4;",),
-  ),
-  "beyond an array": (
-    faults.OutOfBounds, "byte 256 of argument 0, which has 256",
-    ("ld.global.b32 %r5, [%rd0+4];",),
-  ),
-  "before an array": (
-    faults.OutOfBounds, "byte -4 of argument 0",
-    ("ld.global.b32 %r5, [%rd0+-4];",),
-  ),
-  "near no array": (
-    faults.OutOfBounds, "near no array",
-    ("mov.u64 %rd1, 64; ld.global.b32 %r5, [%rd1];",),
-  ),
-  "a global address that is not aligned": (
-    faults.Misaligned, "8 bytes", ("ld.global.b64 %rd1, [%rd0];",),
-  ),
-  "a shared address that is not aligned": (
-    faults.Misaligned, "4 bytes", ("st.shared.b32 [%r1+2], %r4;",),
-  ),
-  "an unwritten register that is stored": (
-    faults.Undefined, "%r5", ("mov.b32 %r5, %r77;",),
-  ),
-  "an unwritten address": (
-    faults.Undefined, "%rd7", ("ld.global.b32 %r5, [%rd7];",),
-  ),
-  "an unwritten condition": (
-    faults.Undefined, "%p7", ("@%p7 mov.b32 %r5, %r4;",),
-  ),
-  "a register that some threads wrote": (
-    faults.Undefined, "%r5",
-    ("setp.lt.u32 %p1, %r4, 9; @%p1 mov.b32 %r5, %r4;",),
-  ),
-  "a sum with unwritten bits": (
-    faults.Undefined, "%r5", ("add.u32 %r5, %r77, %r4; and.b32 %r5, %r5, 1;",),
-  ),
-  "a field at an unwritten place": (
-    faults.Undefined, "%r5", ("bfe.u32 %r5, %r4, %r77, 4;",),
-  ),
+  "another's copy without a barrier": (faults.Race, "written since",
+    (COPY, "cp.async.wait_group 0; ld.shared.b32 %r5, [%r2];")),
+  "a copy over what another reads": (faults.Race, "read since",
+    (WRITE, BARRIER, "ld.shared.b32 %r5, [%r2];", COPY)),
+  "shared bytes never written": (faults.Undefined, "nothing has written",
+    ("ld.shared.b32 %r5, [%r1];",)),
+  "beyond shared memory": (faults.OutOfBounds, "which has 1024",
+    ("st.shared.b32 [%r1+1000], %r4;",)),
+  "beyond an array": (faults.OutOfBounds,
+    "byte 256 of argument 0, which has 256", ("ld.global.b32 %r5, [%rd0+4];",)),
+  "before an array": (faults.OutOfBounds, "byte -4 of argument 0",
+    ("ld.global.b32 %r5, [%rd0+-4];",)),
+  "near no array": (faults.OutOfBounds, "near no array",
+    ("mov.u64 %rd1, 64; ld.global.b32 %r5, [%rd1];",)),
+  "a global address that is not aligned": (faults.Misaligned, "8 bytes",
+    ("ld.global.b64 %rd1, [%rd0];",)),
+  "a shared address that is not aligned": (faults.Misaligned, "4 bytes",
+    ("st.shared.b32 [%r1+2], %r4;",)),
+  "an unwritten register that is stored": (faults.Undefined, "%r5",
+    ("mov.b32 %r5, %r77;",)),
+  "an unwritten address": (faults.Undefined, "%rd7",
+    ("ld.global.b32 %r5, [%rd7];",)),
+  "an unwritten condition": (faults.Undefined, "%p7",
+    ("@%p7 mov.b32 %r5, %r4;",)),
+  "a register that some threads wrote": (faults.Undefined, "%r5",
+    ("setp.lt.u32 %p1, %r4, 9; @%p1 mov.b32 %r5, %r4;",)),
+  "a sum with unwritten bits": (faults.Undefined, "%r5",
+    ("add.u32 %r5, %r77, %r4; and.b32 %r5, %r5, 1;",)),
+  "a field at an unwritten place": (faults.Undefined, "%r5",
+    ("bfe.u32 %r5, %r4, %r77, 4;",)),
   "a barrier that some reach": (
     faults.Divergence, "not all threads",
     ("mov.u32 %r5, %r4; setp.lt.u32 %p1, %r4, 32; @%p1 bra $L1;", BARRIER,
      "$L1:"),
   ),
-  "a collective instruction of a part of a warp": (
-    faults.Divergence, "not all lanes",
-    ("setp.lt.u32 %p1, %r4, 9; @%p1 redux.sync.add.u32 %r5, %r4, -1;",),
-  ),
+  "a collective instruction of a part of a warp": (faults.Divergence,
+    "not all lanes",
+    ("setp.lt.u32 %p1, %r4, 9; @%p1 redux.sync.add.u32 %r5, %r4, -1;",)),
   "a loop without end": (faults.Endless, "1000", ("$L1: bra $L1;",)),
 }  # fmt: skip
 

@@ -136,23 +136,16 @@ MASKS = {
   ),
 }  # fmt: skip
 VALUES = {
-  "source_of_a_copy": (
-    r"(cp\.async\.c.*\[ %rd\d+ \+) 0", r"\1 16", {WRONG, "OutOfBounds"}, 0,
-  ),
-  "offset_of_a_matrix": (
-    r"(ldmatrix.*\[%r\d+)\]", r"\1+128]",
-    {WRONG, "Race", "Undefined", "InFlight"}, 0,
-  ),
-  "transposed_matrix": (
-    r"(ldmatrix\.sync\.aligned\.m8n8\.x4)", r"\1.trans", {WRONG}, 0,
-  ),
-  "descriptor": (
-    r"(or\.b64\s+%rd\d+, %rd\d+, )(46116862\d+);", other_swizzle,
-    {WRONG, "Undefined", "OutOfBounds", "Race", "InFlight"}, 0,
-  ),
-  "scale_of_another_block": (
-    r"(block_scale.*)\{ 0, 0 \};", r"\1{ 1, 0 };", {WRONG, "Undefined"}, 0,
-  ),
+  "source_of_a_copy": (r"(cp\.async\.c.*\[ %rd\d+ \+) 0", r"\1 16",
+    {WRONG, "OutOfBounds"}, 0),
+  "offset_of_a_matrix": (r"(ldmatrix.*\[%r\d+)\]", r"\1+128]",
+    {WRONG, "Race", "Undefined", "InFlight"}, 0),
+  "transposed_matrix": (r"(ldmatrix\.sync\.aligned\.m8n8\.x4)", r"\1.trans",
+    {WRONG}, 0),
+  "descriptor": (r"(or\.b64\s+%rd\d+, %rd\d+, )(46116862\d+);", other_swizzle,
+    {WRONG, "Undefined", "OutOfBounds", "Race", "InFlight"}, 0),
+  "scale_of_another_block": (r"(block_scale.*)\{ 0, 0 \};", r"\1{ 1, 0 };",
+    {WRONG, "Undefined"}, 0),
 }  # fmt: skip
 # Examples of places without an effect:
 #   a barrier before a wait for an mbarrier, where all threads meet anyway;
@@ -162,47 +155,34 @@ VALUES = {
 #   sums that are kept when they are zero.
 TCGEN05 = {
   "tcgen05_barrier": (r"\bbar\.sync\s+0;", "", {"Race"}, 3),
-  "tcgen05_proxy_fence": (
-    r"\bfence\.proxy\.async\S*;", "", {"MissingFence"}, 0,
-  ),
+  "tcgen05_proxy_fence": (r"\bfence\.proxy\.async\S*;", "", {"MissingFence"},
+    0),
   "tcgen05_wait_for_stores": (r"tcgen05\.wait::st\S*;", "", {"InFlight"}, 1),
   "tcgen05_wait_for_loads": (r"tcgen05\.wait::ld\S*;", "", {"InFlight"}, 0),
   "tcgen05_commit": (r"@%p\d+ tcgen05\.commit[^;]*;", "", {"Endless"}, 0),
   "tcgen05_wait_for_products": (
-    r"mbarrier\.try_wait[^;]*;\s*(\.loc[^\n]*\n\s*)?@!complete[^;]*;",
-    "", {"InFlight"}, 0,
-  ),
-  "tcgen05_parity": (
-    r"(mbarrier\.try_wait\S* complete, \[%r\d+\], )(%r\d+);", other_parity,
-    {"InFlight", "Endless"}, 0,
-  ),
-  "tcgen05_begin_of_an_mbarrier": (
-    r"@%p\d+ mbarrier\.init[^;]*;", "", {"Barrier"}, 0,
-  ),
-  "tcgen05_end_of_an_mbarrier": (
-    r"@%p\d+ mbarrier\.inval[^;]*;", "", {"Barrier"}, 4,
-  ),
-  "tcgen05_deallocation": (
-    r"@%p\d+ tcgen05\.dealloc[^;]*;", "", {"TensorMemory"}, 0,
-  ),
-  "tcgen05_copies_wait": (
-    r"(cp\.async\.wait_group\s+)(\d+);", one_more, {"InFlight"}, 2,
-  ),
+    r"mbarrier\.try_wait[^;]*;\s*(\.loc[^\n]*\n\s*)?@!complete[^;]*;", "",
+    {"InFlight"}, 0),
+  "tcgen05_parity": (r"(mbarrier\.try_wait\S* complete, \[%r\d+\], )(%r\d+);",
+    other_parity, {"InFlight", "Endless"}, 0),
+  "tcgen05_begin_of_an_mbarrier": (r"@%p\d+ mbarrier\.init[^;]*;", "",
+    {"Barrier"}, 0),
+  "tcgen05_end_of_an_mbarrier": (r"@%p\d+ mbarrier\.inval[^;]*;", "",
+    {"Barrier"}, 4),
+  "tcgen05_deallocation": (r"@%p\d+ tcgen05\.dealloc[^;]*;", "",
+    {"TensorMemory"}, 0),
+  "tcgen05_copies_wait": (r"(cp\.async\.wait_group\s+)(\d+);", one_more,
+    {"InFlight"}, 2),
   "tcgen05_product": (r"@%p\d+ tcgen05\.mma[^;]*;", "", {WRONG}, 0),
-  "tcgen05_store": (
-    r"@%p\d+ tcgen05\.st[^;]*;", "", {WRONG, "Undefined"}, 1,
-  ),
-  "tcgen05_sums_not_kept": (
-    r"(tcgen05\.mma[^;]*, )%p\d+;", r"\g<1>0;", {WRONG}, 1,
-  ),
+  "tcgen05_store": (r"@%p\d+ tcgen05\.st[^;]*;", "", {WRONG, "Undefined"}, 1),
+  "tcgen05_sums_not_kept": (r"(tcgen05\.mma[^;]*, )%p\d+;", r"\g<1>0;", {WRONG},
+    1),
   "tcgen05_scale_of_other_rows": (
     r"(tcgen05\.mma[^;]*\[ %r\d+ \+ )0( \], \[ %r\d+ \+ 0 \], %p\d+;)",
-    r"\g<1>1\2", {WRONG, "Undefined"}, 0,
-  ),
+    r"\g<1>1\2", {WRONG, "Undefined"}, 0),
   "tcgen05_operand_of_other_columns": (
     r"(tcgen05\.mma\S* \[ %r\d+ \+ 0 \], \[ %r\d+ \+ )0( \])", r"\g<1>8\2",
-    {WRONG}, 0,
-  ),
+    {WRONG}, 0),
 }  # fmt: skip
 MUTATIONS = {**SYNCHRONIZATION, **MASKS, **VALUES, **TCGEN05}
 # A thread reads what it copied of the weight itself: the barrier before is

@@ -154,10 +154,8 @@ PLACES = {
     for mode, width in ((6, 32), (4, 64), (2, 128))
   },
   # 32-byte lines of 16 rows, 8 k one after another, then the next 8.
-  "rows that are minor": (
-    1 << 46 | 6 << 61 | 256 >> 4 << 32, False,
-    swizzled(32, lambda n, k: 32 * k + 2 * n),
-  ),
+  "rows that are minor": (1 << 46 | 6 << 61 | 256 >> 4 << 32, False,
+    swizzled(32, lambda n, k: 32 * k + 2 * n)),
   # Core matrices of 8 k, each 8 rows: 128 bytes to the next rows, 512 to the
   # next k.
   "rows that are minor without swizzling": (
@@ -269,121 +267,79 @@ class DescriptorTest(parameterized.TestCase):
 
 
 FAULTS = {
-  "loading what nothing has stored": (
-    faults.Undefined, "nothing has written", (LOAD, END),
-  ),
-  "loading before the store is waited for": (
-    faults.InFlight, "tcgen05.st not waited for", (STORE, LOAD, END),
-  ),
-  "storing before the load is waited for": (
-    faults.InFlight, "st or ld not waited for",
-    (STORE, STORED, LOAD, STORE, END),
-  ),
-  "columns that are not allocated": (
-    faults.TensorMemory, "columns 60 to 75 of tensor memory, which are not",
-    (STORE.replace("[%r3]", "[%r3+60]"), STORED, END),
-  ),
-  "lanes of another warp": (
-    faults.TensorMemory, "warp 1 has lanes from 32, not 0",
-    (STORE.replace("[%r3]", "[%r2]"), STORED, END),
-  ),
+  "loading what nothing has stored": (faults.Undefined, "nothing has written",
+    (LOAD, END)),
+  "loading before the store is waited for": (faults.InFlight,
+    "tcgen05.st not waited for", (STORE, LOAD, END)),
+  "storing before the load is waited for": (faults.InFlight,
+    "st or ld not waited for", (STORE, STORED, LOAD, STORE, END)),
+  "columns that are not allocated": (faults.TensorMemory,
+    "columns 60 to 75 of tensor memory, which are not",
+    (STORE.replace("[%r3]", "[%r3+60]"), STORED, END)),
+  "lanes of another warp": (faults.TensorMemory,
+    "warp 1 has lanes from 32, not 0",
+    (STORE.replace("[%r3]", "[%r2]"), STORED, END)),
   "no deallocation": (faults.TensorMemory, "without tcgen05.dealloc", ()),
-  "deallocation of fewer columns": (
-    faults.TensorMemory, "are not an allocation", (END.replace("64", "32"),),
-  ),
-  "deallocation while another warp loads": (
-    faults.InFlight, "dealloc of", (STORE, STORED, LOAD, END),
-  ),
-  "deallocation without a barrier after another warp's load": (
-    faults.Race, "another warp has used",
-    (STORE, STORED, LOAD, IS_LOADED, END),
-  ),
-  "use after deallocation": (
-    faults.TensorMemory, "not allocated", (END, MEET, STORE, STORED),
-  ),
-  "allocation of no power of two": (
-    faults.TensorMemory, "not a power of two",
-    (f"{ALLOCATE} [%r1], 96;",),
-  ),
-  "allocation of more than there is": (
-    faults.Endless, "never become free",
-    (f"{ALLOCATE} [%r1], 512;",),
-  ),
+  "deallocation of fewer columns": (faults.TensorMemory,
+    "are not an allocation", (END.replace("64", "32"),)),
+  "deallocation while another warp loads": (faults.InFlight, "dealloc of",
+    (STORE, STORED, LOAD, END)),
+  "deallocation without a barrier after another warp's load": (faults.Race,
+    "another warp has used", (STORE, STORED, LOAD, IS_LOADED, END)),
+  "use after deallocation": (faults.TensorMemory, "not allocated",
+    (END, MEET, STORE, STORED)),
+  "allocation of no power of two": (faults.TensorMemory, "not a power of two",
+    (f"{ALLOCATE} [%r1], 96;",)),
+  "allocation of more than there is": (faults.Endless, "never become free",
+    (f"{ALLOCATE} [%r1], 512;",)),
   "allocation after giving up": (
     faults.TensorMemory, "after relinquish",
     ("@%p2 tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;",
      f"{ALLOCATE} [%r1], 32;"),
   ),
-  "sums before they are waited for": (
-    faults.InFlight, "mma not waited for writes",
-    (*PRODUCT, LOAD, IS_LOADED, MEET, END),
-  ),
-  "an operand overwritten before it is waited for": (
-    faults.InFlight, "mma not waited for reads", (*PRODUCT, STORE_LHS),
-  ),
-  "shared memory overwritten before it is waited for": (
-    faults.InFlight, "matrix product in flight reads",
-    (*PRODUCT, "st.shared.b32 [%r61], %r4;"),
-  ),
-  "deallocation before products are waited for": (
-    faults.InFlight, "mma not waited for writes", (*PRODUCT, END),
-  ),
-  "a phase before": (
-    faults.InFlight, "mma not waited for writes",
-    (*PRODUCT, wait(1), LOAD),
-  ),
-  "a phase that nothing completes": (
-    faults.Endless, "parity 0 that nothing", (INIT, MEET, wait(), END),
-  ),
-  "a second phase that nothing completes": (
-    faults.Endless, "parity 1 that nothing", (*PRODUCT, wait(), wait(1)),
-  ),
-  "waiting where there is no mbarrier": (
-    faults.Barrier, "no mbarrier is at byte 8192", (wait(),),
-  ),
-  "an mbarrier without a barrier": (
-    faults.Race, "written since", (INIT, wait()),
-  ),
-  "an mbarrier overwritten": (
-    faults.Barrier, "where an mbarrier is",
-    (INIT, MEET, f"st.shared.b32 [{BARRIER}], %r0;"),
-  ),
-  "an mbarrier made twice": (
-    faults.Barrier, "where an mbarrier is", (INIT, MEET, INIT),
-  ),
-  "an mbarrier by all threads": (
-    faults.Barrier, "by 128 threads", (INIT.replace("@%p1 ", ""),),
-  ),
-  "the end of an mbarrier that others wait for": (
-    faults.Race, "read since", (*PRODUCT, wait(), INVAL),
-  ),
-  "the end of an mbarrier before an arrival": (
-    faults.InFlight, "before all arrivals", (*PRODUCT, INVAL),
-  ),
-  "no fence between stores and a product": (
-    faults.MissingFence, "tcgen05.mma reads what threads wrote",
-    tuple(x for x in PRODUCT if x != FENCE),
-  ),
-  "no barrier between stores and a product": (
-    faults.Race, "tcgen05.mma reads",
-    (*PRODUCT[:4], "@%p1 bra $L1; $L1:", multiply()),
-  ),
-  "a product of what another warp has not waited for": (
-    faults.InFlight, "tcgen05.st not waited for",
-    tuple(x for x in PRODUCT if x != STORED),
-  ),
-  "a product of an operand that it overwrites": (
-    faults.InFlight, "which it writes",
-    (*PRODUCT[:6], multiply().replace("[%r2],", "[%r2+32],")),
-  ),
-  "a product of another shape with sums in flight": (
-    faults.InFlight, "another kind or place",
-    (*PRODUCT[:6], multiply(), multiply(instruction=plain(n=8))),
-  ),
-  "sums that nothing has written": (
-    faults.Undefined, "nothing has written",
-    (*PRODUCT[:6], multiply(keeps=1)),
-  ),
+  "sums before they are waited for": (faults.InFlight,
+    "mma not waited for writes", (*PRODUCT, LOAD, IS_LOADED, MEET, END)),
+  "an operand overwritten before it is waited for": (faults.InFlight,
+    "mma not waited for reads", (*PRODUCT, STORE_LHS)),
+  "shared memory overwritten before it is waited for": (faults.InFlight,
+    "matrix product in flight reads", (*PRODUCT, "st.shared.b32 [%r61], %r4;")),
+  "deallocation before products are waited for": (faults.InFlight,
+    "mma not waited for writes", (*PRODUCT, END)),
+  "a phase before": (faults.InFlight, "mma not waited for writes",
+    (*PRODUCT, wait(1), LOAD)),
+  "a phase that nothing completes": (faults.Endless, "parity 0 that nothing",
+    (INIT, MEET, wait(), END)),
+  "a second phase that nothing completes": (faults.Endless,
+    "parity 1 that nothing", (*PRODUCT, wait(), wait(1))),
+  "waiting where there is no mbarrier": (faults.Barrier,
+    "no mbarrier is at byte 8192", (wait(),)),
+  "an mbarrier without a barrier": (faults.Race, "written since",
+    (INIT, wait())),
+  "an mbarrier overwritten": (faults.Barrier, "where an mbarrier is",
+    (INIT, MEET, f"st.shared.b32 [{BARRIER}], %r0;")),
+  "an mbarrier made twice": (faults.Barrier, "where an mbarrier is",
+    (INIT, MEET, INIT)),
+  "an mbarrier by all threads": (faults.Barrier, "by 128 threads",
+    (INIT.replace("@%p1 ", ""),)),
+  "the end of an mbarrier that others wait for": (faults.Race, "read since",
+    (*PRODUCT, wait(), INVAL)),
+  "the end of an mbarrier before an arrival": (faults.InFlight,
+    "before all arrivals", (*PRODUCT, INVAL)),
+  "no fence between stores and a product": (faults.MissingFence,
+    "tcgen05.mma reads what threads wrote",
+    tuple(x for x in PRODUCT if x != FENCE)),
+  "no barrier between stores and a product": (faults.Race, "tcgen05.mma reads",
+    (*PRODUCT[:4], "@%p1 bra $L1; $L1:", multiply())),
+  "a product of what another warp has not waited for": (faults.InFlight,
+    "tcgen05.st not waited for", tuple(x for x in PRODUCT if x != STORED)),
+  "a product of an operand that it overwrites": (faults.InFlight,
+    "which it writes",
+    (*PRODUCT[:6], multiply().replace("[%r2],", "[%r2+32],"))),
+  "a product of another shape with sums in flight": (faults.InFlight,
+    "another kind or place",
+    (*PRODUCT[:6], multiply(), multiply(instruction=plain(n=8)))),
+  "sums that nothing has written": (faults.Undefined, "nothing has written",
+    (*PRODUCT[:6], multiply(keeps=1))),
 }  # fmt: skip
 
 
