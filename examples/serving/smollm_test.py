@@ -16,7 +16,8 @@ from absl.testing import absltest
 import jaxplugin as jp
 
 WORDS = ["<|im_start|>", "<|im_end|>", "a", "b", "ab", "Ġ", "Ċ", "Ã", "©"]
-# Peak memory over the file's bytes, as issue and docs state it.
+# Peak memory over the file's bytes, as docs state it.
+MAX_MEMORY = 1.15
 
 
 def write(path, *, layers=2, width=64, hidden=96):
@@ -130,11 +131,11 @@ class LoadTest(absltest.TestCase):
     with tempfile.TemporaryDirectory() as folder:
       small, large = (pathlib.Path(folder) / x for x in ("a.gguf", "b.gguf"))
       write(small)
-      write(large, layers=6, width=1024, hidden=4096)
+      write(large, layers=3, width=1024, hidden=4096)
       size = large.stat().st_size
       with multiprocessing.get_context("spawn").Pool(1) as pool:
         before, after = pool.apply(peak_bytes, (small, large))
-    self.assertLess(after - before, 1.15 * size)
+    self.assertLess(after - before, MAX_MEMORY * size)
     self.assertGreater(after - before, 0.5 * size)
 
 

@@ -86,6 +86,7 @@ class CommandsTest(absltest.TestCase):
   or importlib.util.find_spec("jax_triton") is None,
   "jax-cuda13-plugin or jax-triton is not installed",
 )
+@pytest.mark.full
 class WithoutGpuTest(absltest.TestCase):
   @classmethod
   def setUpClass(cls):
@@ -105,7 +106,6 @@ class WithoutGpuTest(absltest.TestCase):
     follow = [self.lines[i : i + len(lines)] for i in at]
     self.assertIn(lines, follow)
 
-  @pytest.mark.full
   def test_decisions_are_those_that_the_page_quotes(self):
     *lines, dots = quoted("target: b200")
     self.assertEqual(dots, "[1] ...")

@@ -28,6 +28,7 @@ MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
 # Stochastic rounding draws from a fixed key, so the outcome is one number. A
 # correct sampler passes a bound of 5.5 standard deviations in each of 100
 # cells with probability 1 - 100 * 4e-8.
+MAX_Z_SCORE = 5.5
 DRAWS = 20_000
 
 
@@ -431,7 +432,7 @@ class StochasticRoundingTest(parameterized.TestCase):
     count = (drawn == high).sum(0)
     deviation = np.sqrt(DRAWS * probability * (1 - probability))
     z_score = (count - DRAWS * probability) / deviation
-    self.assertLess(np.abs(z_score).max(), 5.5)
+    self.assertLess(np.abs(z_score).max(), MAX_Z_SCORE)
 
   @parameterized.parameters(*formats.FORMATS)
   def test_same_key_same_bits_other_key_other_bits(self, format):
