@@ -349,10 +349,9 @@ class ExplainTest(parameterized.TestCase):
 
   def test_gradient_contracts_across_blocks(self):
     told = jp.explain(jax.grad(_moe), jnp.ones((8, 128)))
-    self.assertEqual(
-      [dot.decision.implementation for dot in told], ["cpu", "cpu", "xla"]
-    )
-    self.assertEqual(told[2].phase, "backward")
+    implementations = [dot.decision.implementation for dot in told]
+    self.assertEqual(implementations, ["cpu", "xla"])
+    self.assertEqual(told[1].phase, "backward")
 
   @parameterized.parameters((128, "cpu"), (0, "xla"))
   def test_kernels_serve_devices_that_have_a_share(self, k, served):
