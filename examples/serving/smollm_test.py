@@ -131,7 +131,7 @@ class LoadTest(absltest.TestCase):
     with tempfile.TemporaryDirectory() as folder:
       small, large = (pathlib.Path(folder) / x for x in ("a.gguf", "b.gguf"))
       write(small)
-      write(large, layers=3, width=1024, hidden=4096)
+      write(large, layers=6, width=1024, hidden=4096)
       size = large.stat().st_size
       with multiprocessing.get_context("spawn").Pool(1) as pool:
         before, after = pool.apply(peak_bytes, (small, large))
