@@ -3,8 +3,7 @@
 """What group sizes mean, against loops in Python."""
 
 import numpy as np
-import pytest
-from absl.testing import parameterized
+from absl.testing import absltest
 
 from jaxplugin.ragged import groups
 
@@ -12,41 +11,46 @@ _ROWS = 12
 _LARGEST = 2**31 - 1
 
 
-class GroupsTest(parameterized.TestCase):
-  @parameterized.parameters(
-    ([5, 0, 4], [5, 5, 9]),
-    ([0, 0, 0], [0, 0, 0]),
-    ([0, 12, 0], [0, 12, 12]),
-    ([9, 9, 9], [9, 12, 12]),
-    ([-3, 4, -1], [0, 4, 4]),
-    ([_LARGEST, _LARGEST, 2], [12, 12, 12]),
-    ([2, _LARGEST, _LARGEST], [2, 12, 12]),
-  )
-  @pytest.mark.sample(1)
-  def test_ends_starts_and_rows(self, sizes, ends):
-    sizes = np.array(sizes, np.int32)
-    actual = groups.ends(sizes, _ROWS)
-    np.testing.assert_array_equal(actual, ends)
-    starts = [0, *ends[:-1]]
-    np.testing.assert_array_equal(groups.starts(actual), starts)
-    own = np.array(ends) - starts
-    np.testing.assert_array_equal(groups.sizes_within(sizes, _ROWS), own)
-    of_row = np.repeat([0, 1, 2], own)
-    of_row = np.pad(of_row, (0, _ROWS - len(of_row)), constant_values=3)
-    np.testing.assert_array_equal(groups.of_rows(actual, _ROWS), of_row)
+# Sizes, and the row after the last one of each group.
+ENDS = (
+  ([5, 0, 4], [5, 5, 9]),
+  ([0, 0, 0], [0, 0, 0]),
+  ([0, 12, 0], [0, 12, 12]),
+  ([9, 9, 9], [9, 12, 12]),
+  ([-3, 4, -1], [0, 4, 4]),
+  ([_LARGEST, _LARGEST, 2], [12, 12, 12]),
+  ([2, _LARGEST, _LARGEST], [2, 12, 12]),
+)
 
-  @parameterized.parameters(
-    ([5, 5, 9], [0, 2]),
-    ([0, 0, 0], []),
-    ([0, 12, 12], [1]),
-    ([1, 2, 3], [0, 1, 2]),
-  )
-  @pytest.mark.sample(1)
-  def test_only_groups_with_rows_are_used(self, ends, expected):
-    used, count = groups.used(np.array(ends, np.int32))
-    self.assertEqual(used.shape, (3,))
-    self.assertEqual(int(count), len(expected))
-    np.testing.assert_array_equal(used[: len(expected)], expected)
+
+class GroupsTest(absltest.TestCase):
+  def test_ends_starts_and_rows(self):
+    for sizes, ends in ENDS:
+      with self.subTest(sizes=sizes):
+        sizes = np.array(sizes, np.int32)
+        actual = groups.ends(sizes, _ROWS)
+        np.testing.assert_array_equal(actual, ends)
+        starts = [0, *ends[:-1]]
+        np.testing.assert_array_equal(groups.starts(actual), starts)
+        own = np.array(ends) - starts
+        np.testing.assert_array_equal(groups.sizes_within(sizes, _ROWS), own)
+        of_row = np.repeat([0, 1, 2], own)
+        rest = _ROWS - len(of_row)
+        of_row = np.pad(of_row, (0, rest), constant_values=3)
+        np.testing.assert_array_equal(groups.of_rows(actual, _ROWS), of_row)
+
+  def test_only_groups_with_rows_are_used(self):
+    for ends, expected in (
+      ([5, 5, 9], [0, 2]),
+      ([0, 0, 0], []),
+      ([0, 12, 12], [1]),
+      ([1, 2, 3], [0, 1, 2]),
+    ):
+      with self.subTest(ends=ends):
+        used, count = groups.used(np.array(ends, np.int32))
+        self.assertEqual(used.shape, (3,))
+        self.assertEqual(int(count), len(expected))
+        np.testing.assert_array_equal(used[: len(expected)], expected)
 
   def test_rows_of_no_group_get_zeros_and_are_in_no_sum(self):
     of_row = np.array([0, 0, 2, 3, 3], np.int32)
