@@ -22,7 +22,10 @@
 // times as long (Zen 5, 2026-11).
 JAXPLUGIN_ALWAYS_INLINE __m512 DecodeScales16(const Operand& x,
                                               const uint8_t* at, int64_t left) {
-  const __m512i bits = _mm512_castps_si512(LoadScales(x.scale_kind, at, left));
+  const __m512 unit = _mm512_set1_ps(PowerOf(UnitExponent(x)));
+  const __m512 some = LoadScales(x.scale_kind, at, left);
+  if (x.scale_kind == ScaleKind::kE4M3) return _mm512_mul_ps(some, unit);
+  const __m512i bits = _mm512_castps_si512(some);
   const __m512i most = _mm512_set1_epi32((127 + kMostExponent) << 23);
   const __m512i infinity = _mm512_set1_epi32(static_cast<int>(kInfinity));
   const __m512i magnitude = _mm512_and_si512(
@@ -33,21 +36,37 @@ JAXPLUGIN_ALWAYS_INLINE __m512 DecodeScales16(const Operand& x,
                             _mm512_cmplt_epu32_mask(infinity, magnitude);
   const __m512 scales = _mm512_castsi512_ps(_mm512_mask_mov_epi32(
       _mm512_or_si512(sign, most), is_kept, bits));
-  return _mm512_mul_ps(scales, _mm512_set1_ps(PowerOf(UnitExponent(x))));
+  return _mm512_mul_ps(scales, unit);
 }
 
-// The same as DecodePieceScales, faster for a few short blocks.
+// The scale of each of 16 pieces, for blocks of 2^shift pieces.
+struct PieceLanes {
+  alignas(64) int32_t of[5][16];
+
+  constexpr PieceLanes() : of{} {
+    for (int i = 0; i < 80; ++i) of[i / 16][i % 16] = i % 16 >> i / 16;
+  }
+};
+constexpr PieceLanes kPieceLanes;
+
+// The same as DecodePieceScales, faster for blocks of 1, 2, 4, 8 or 16 pieces.
+// `first` is a multiple of 16.
 template <int kPiece, int kCount>
 void PieceScales(const Operand& x, int64_t row, int64_t first, float* out) {
   static_assert(kCount % 16 == 0);
-  if (kCount >= 64 || x.block != kPiece || x.scale_kind == ScaleKind::kE5M2) {
+  const int64_t each = x.block / kPiece;
+  if (each > 16 || (each & (each - 1)) != 0 ||
+      x.scale_kind == ScaleKind::kE5M2) {
     return DecodePieceScales<kPiece, kCount>(x, row, first, out);
   }
-  const int64_t present = CeilDiv(x.k, kPiece) - first;
+  const int shift = __builtin_ctzll(each);
+  const __m512i lanes = _mm512_load_si512(kPieceLanes.of[shift]);
   for (int64_t i = 0; i < kCount; i += 16) {
-    const __m512 some =
-        DecodeScales16(x, ScaleAt(x, row, first + i), present - i);
-    _mm512_store_si512(out + i, _mm512_castps_si512(some));
+    const int64_t column = (first + i) >> shift;
+    const __m512 some = DecodeScales16(x, ScaleAt(x, row, column),
+                                       Max(x.scale_cols - column, 0));
+    _mm512_store_si512(
+        out + i, _mm512_castps_si512(_mm512_permutexvar_ps(lanes, some)));
   }
 }
 

@@ -10,12 +10,21 @@
 // Roundings (see sums.inl): 1 in the product of two scales, 8 in a step (each of
 // up to 8 vectors), 4 in the sum of the lanes and 1 in the total.
 
+// The indices of the even bytes of two vectors.
+struct EvenBytes {
+  alignas(64) uint8_t of[64];
+
+  constexpr EvenBytes() : of{} {
+    for (int i = 0; i < 64; ++i) of[i] = static_cast<uint8_t>(2 * i);
+  }
+};
+constexpr EvenBytes kEvenBytes;
+
 // kPiece is the smaller of both pieces (PieceOf).
 template <int kPiece, Format kWeights>
 struct FewRowsVnni {
   static constexpr int64_t kStep = 512;  // values
-  // The steps whose scales are decoded at once. A decoding loop for the scales
-  // of one step takes longer than the step.
+  // The steps whose scales are decoded at once.
   static constexpr int64_t kChunkSteps = 8;
   // Weights of up to so many steps decode fewer scales at once: 1 x 3072 x 576 is
   // 1.2x to 1.7x faster with INT4, MXFP4 and INT8 (two Zen 5 cores, 2026-11).
@@ -23,6 +32,7 @@ struct FewRowsVnni {
   static constexpr bool kIsPacked = IsPacked(kWeights);
   static constexpr int kVectors = kStep * (kIsPacked ? 4 : 8) / 512;
   static constexpr int kValues = kStep / kVectors;  // of a vector of codes
+  static constexpr int kParts = kValues / 64;
   static constexpr int kPieces = kStep / kPiece;
   static constexpr int kScaleVectors = kPieces / 16;
   // The layout of a step of a row: [values][initial sums][scales].
@@ -39,24 +49,32 @@ struct FewRowsVnni {
   static int64_t Steps(int64_t k) { return CeilDiv(k, kStep); }
 
   void PackRow(const Operand& x, int64_t row, uint8_t* out) const {
+    const __m512i even = _mm512_load_si512(kEvenBytes.of);
+    const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi8(1));
+    const __m512i bias =
+        _mm512_set1_epi8(static_cast<char>(BiasOf(kWeights)));
     for (int64_t s = 0; s < Steps(x.k); ++s, out += kStepBytes) {
-      int8_t bytes[kStep];
+      alignas(64) int8_t bytes[kStep];
       for (int64_t i = 0; i < kStep; i += 32) {
         ReadBytes(x, row, s * kStep + i, bytes + i);
       }
       for (int v = 0; v < kVectors; ++v) {
-        const int8_t* from = bytes + v * kValues;
-        uint8_t* to = out + v * kValues;
-        for (int i = 0; i < kValues; ++i) {
+        __m512i part[kParts];
+        part[0] = _mm512_load_si512(bytes + v * kValues);
+        if constexpr (kIsPacked) {
           // Packed weights have the even values first, then the odd values.
-          const int at = kIsPacked ? i % 64 * 2 + i / 64 : i;
-          to[i] = static_cast<uint8_t>(from[at]);
+          const __m512i first = part[0];
+          const __m512i second = _mm512_load_si512(bytes + v * kValues + 64);
+          part[0] = _mm512_permutex2var_epi8(first, even, second);
+          part[1] = _mm512_permutex2var_epi8(first, odd, second);
         }
-        int32_t sums[16] = {};
-        for (int i = 0; i < kValues; ++i) {
-          sums[i / (kValues / 16)] -= BiasOf(kWeights) * from[i];
+        __m512i sums = _mm512_setzero_si512();
+        for (int i = 0; i < kParts; ++i) {
+          _mm512_store_si512(out + v * kValues + 64 * i, part[i]);
+          sums = _mm512_dpbusd_epi32(sums, bias, part[i]);
         }
-        __builtin_memcpy(out + kSums + v * 64, sums, 64);
+        _mm512_store_si512(out + kSums + v * 64,
+                           _mm512_sub_epi32(_mm512_setzero_si512(), sums));
       }
       alignas(64) float scale[kPieces];
       PieceScales<kPiece, kPieces>(x, row, s * kPieces, scale);
@@ -121,7 +139,7 @@ struct FewRowsVnni {
         const uint8_t* xr = x + r * x_row_bytes;
         __m512i dot = _mm512_load_si512(xr + kSums + v * 64);
 #pragma GCC unroll 2
-        for (int i = 0; i < kValues / 64; ++i) {
+        for (int i = 0; i < kParts; ++i) {
           dot = _mm512_dpbusd_epi32(
               dot, y[i], _mm512_load_si512(xr + v * kValues + i * 64));
         }
@@ -134,16 +152,22 @@ struct FewRowsVnni {
     for (int r = 0; r < kRows; ++r) AddExactly(sum[r], &total[r], &rest[r]);
   }
 
-  // out[r * ldc] = weight row w . x row r
+  // sums[r] = the lanes of weight row w . x row r
   template <int kRows>
   JAXPLUGIN_ALWAYS_INLINE void Sums(const Constants& constants, int64_t w,
                                     const uint8_t* x, int64_t x_row_bytes,
-                                    float* out, int64_t ldc) const {
+                                    __m512* sums) const {
     constexpr int64_t kCodes = kVectors * 64;  // bytes of a step
     const uint8_t* values = RowValues(weights, w);
     const int64_t whole = weights.k / kStep;
     const int64_t left = weights.row_bytes - whole * kCodes;
     const int64_t steps = Steps(weights.k);
+    const int64_t scale_bytes =
+        weights.scale_cols * ScaleSize(weights.scale_kind);
+    const uint8_t* ahead = ScaleAt(weights, w, 0) + kScalesAhead;
+    for (int64_t i = 0; i < scale_bytes; i += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(ahead + i), _MM_HINT_T1);
+    }
     __m512 total[kRows], rest[kRows];
     for (int r = 0; r < kRows; ++r) total[r] = rest[r] = _mm512_setzero_ps();
     for (int64_t s0 = 0; s0 < steps; s0 += kChunkSteps) {
@@ -167,17 +191,20 @@ struct FewRowsVnni {
                            x_row_bytes, total, rest);
       }
     }
-    for (int r = 0; r < kRows; ++r) {
-      out[r * ldc] = _mm512_reduce_add_ps(TotalOf(total[r], rest[r]));
-    }
+    for (int r = 0; r < kRows; ++r) sums[r] = TotalOf(total[r], rest[r]);
   }
 
   template <int kRows>
   void Strip(int64_t w0, int64_t count, const uint8_t* x, int64_t x_row_bytes,
              float* c, int64_t ldc) const {
     const Constants constants(*this);
-    for (int64_t w = 0; w < count; ++w) {
-      Sums<kRows>(constants, w0 + w, x, x_row_bytes, c + w, ldc);
+    __m512 sums[4][kRows];
+    for (int64_t w = 0; w < count; w += 4) {
+      const int64_t group = Min(4, count - w);
+      for (int64_t j = 0; j < group; ++j) {
+        Sums<kRows>(constants, w0 + w + j, x, x_row_bytes, sums[j]);
+      }
+      StoreSums<kRows>(sums, group, 1, c + w, ldc);
     }
   }
 };

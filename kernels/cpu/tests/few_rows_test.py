@@ -69,6 +69,17 @@ class FewRowsTest(parameterized.TestCase):
       lhs = testing.Side("f32", np.ldexp(values, exponent), None)
       testing.assert_exact(lhs, rhs, isa=isa)
 
+  @testing.each(weights=QUANTIZED)
+  def test_long_rows_of_floats_are_exact(self, weights, isa):
+    """The rows exceed L1, so the engine multiplies pieces of k."""
+    rng = np.random.default_rng(0)
+    for m, n, k in ((3, 9, 4130), (4, 17, 4130), (7, 8, 3104)):
+      testing.assert_exact(
+        testing.integers("f32", (1, m, k), rng),
+        testing.integers(weights, (1, n, k), rng),
+        isa=isa,
+      )
+
   @testing.each(weights=QUANTIZED, m=(1, 4))
   def test_large_floats_do_not_overflow(self, weights, isa, m):
     """The largest values have the largest safe scales, in many products."""
