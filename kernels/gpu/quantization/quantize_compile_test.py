@@ -9,6 +9,8 @@ compute addresses count too. This command prints the table:
   python kernels/gpu/quantization/quantize_compile_test.py --table
 """
 
+import collections
+import dataclasses
 import functools
 import sys
 
@@ -51,13 +53,22 @@ MOST_OF_PROLOGUES = {
 
 
 @functools.cache
-def kernel(format, architecture, dtype, computed=False, prologue=None, k=K):
+def kernel(
+  format,
+  architecture,
+  dtype,
+  computed=False,
+  prologue=None,
+  k=K,
+  fp_fusion=False,
+):
   """The compiled kernel, and the values that each thread has.
 
   Args:
     computed: whether it computes NVFP4's global scale, which else is given.
     prologue: (function, operands, halves), or None.
     k: size of a row.
+    fp_fusion: whether the compiler may contract a * b + c.
   """
   global_scale = "none"
   if format == "nvfp4":
@@ -72,6 +83,7 @@ def kernel(format, architecture, dtype, computed=False, prologue=None, k=K):
   )
   target = architectures.by_name(architecture)
   launch = quantize_plans.plan(rows, target)[-1]
+  launch = dataclasses.replace(launch, fp_fusion=fp_fusion)
   dtypes = dict.fromkeys(("x", "up", "residual"), dtype) | dict.fromkeys(
     ("global_scale", "weight", "bias"), "float32"
   )
@@ -84,12 +96,14 @@ def kernel(format, architecture, dtype, computed=False, prologue=None, k=K):
 
 
 def instructions_a_value(*args, **options):
-  compiled, values = kernel(*args, **options)
-  count = sum(
-    isinstance(item, machine_code.MachineInstruction) and item.opcode != "NOP"
-    for item in machine_code.read_sass(compiled.disassembly)
-  )
-  return count / values
+  values = kernel(*args, **options)[1]
+  return sum(op != "NOP" for op in opcodes(*args, **options)) / values
+
+
+def opcodes(*args, **options):
+  code = machine_code.read_sass(kernel(*args, **options)[0].disassembly)
+  kind = machine_code.MachineInstruction
+  return [item.opcode for item in code if isinstance(item, kind)]
 
 
 class OfFewTest(parameterized.TestCase):
@@ -146,6 +160,21 @@ class InstructionsTest(parameterized.TestCase):
       instructions_a_value(format, architecture, dtype),
       most if dtype == "bfloat16" else most * MOST_OF_F32,
     )
+
+  @parameterized.product(
+    format=list(MOST), architecture=("sm_80", "sm_90", "sm_100")
+  )
+  def test_matmuls_may_contract_products_and_sums(self, format, architecture):
+    # Kernels of matmuls that quantize their result are compiled with it.
+    plain, fused = (
+      collections.Counter(
+        op
+        for op in opcodes(format, architecture, "float32", fp_fusion=fp_fusion)
+        if op.startswith("F")
+      )
+      for fp_fusion in (False, True)
+    )
+    self.assertEqual(plain, fused)
 
   @parameterized.parameters(
     *((p, a) for p, most in MOST_OF_PROLOGUES.items() for a in most)
