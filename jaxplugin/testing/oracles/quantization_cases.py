@@ -318,7 +318,7 @@ BOTH = (
   *(
     Case(f"mxfp8_{name}_for_products",
          blocked(MXFP8, dims, leads, for_products=True), shape, dtype, cpu=cpu,
-         is_full=name not in ("rows", "inner"))
+         is_full=name not in ("rows", "turned"))
     for name, shape, dtype, dims, leads, cpu in (
       ("both", (64, 96), F16, ((1,), (0,)), ((0,), (1,)), 2),
       ("padded", (75, 96), BF16, ((0,), (1,)), ((1,), (0,)), 2),
