@@ -496,10 +496,8 @@ JAXPLUGIN_ALWAYS_INLINE __m512 AddLanes(__m512 a, __m512 b, __m512 c,
 // The size of L1. The rows of a pass should fit.
 constexpr int64_t kFirstCacheBytes = int64_t{32} << 10;
 // If they do not fit, this many of their values are multiplied with this many
-// weight rows before the next values. Rows of bf16 against weights of 4 bits
-// have no such pieces: 3 rows would take 1.07 times as long. 4 rows of f32
-// against them take 1.4 times as long without pieces (4096 x 4096, one Zen 5
-// core, 2026-11).
+// weight rows of 8 bits before the next values. With weights of 4 bits, 3 rows
+// would take 1.07 times as long.
 constexpr int64_t kSharedValues = 1024;
 constexpr int64_t kSharedWeights = 8;
 
@@ -545,13 +543,13 @@ __attribute__((noinline)) void FewRowsShared(const Unpacker& weights,
   const Operand& operand = weights.x;
   const Tables tables = weights.table_bytes.Load();
   const FewRowsScales<kScales> scales(weights);
-  constexpr bool kIsWhole = IsPacked(kFormat) && kFactors == Factors::kBF16;
-  const int64_t piece = kIsWhole ? operand.k : kSharedValues;
+  const int64_t piece = IsPacked(kFormat) ? operand.k : kSharedValues;
   const FewRowsDistance ahead =
-      kIsWhole ? FewRowsDistance{kFewRowsAhead, kScalesAhead}
-               : FewRowsDistance{kSharedWeights * operand.row_bytes,
-                                 kSharedWeights * operand.scale_cols *
-                                     ScaleSize(operand.scale_kind)};
+      IsPacked(kFormat)
+          ? FewRowsDistance{kFewRowsAhead, kScalesAhead}
+          : FewRowsDistance{kSharedWeights * operand.row_bytes,
+                            kSharedWeights * operand.scale_cols *
+                                ScaleSize(operand.scale_kind)};
   for (int64_t w = 0; w < count; w += kSharedWeights) {
     const int64_t group = Min(kSharedWeights, count - w);
     FewRowsTotals<kRows> totals[kSharedWeights];

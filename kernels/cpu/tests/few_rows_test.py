@@ -71,7 +71,7 @@ class FewRowsTest(parameterized.TestCase):
 
   @testing.each(weights=QUANTIZED)
   def test_long_rows_of_floats_are_exact(self, weights, isa):
-    """The rows exceed L1, so the engine multiplies pieces of k."""
+    """The rows exceed L1. Against codes of 8 bits k is cut into pieces."""
     rng = np.random.default_rng(0)
     for m, n, k in ((3, 9, 4130), (4, 17, 4130), (7, 8, 3104)):
       testing.assert_exact(
