@@ -52,7 +52,7 @@ def linear(
     bias: f32, bf16 or f16[n].
     activation: None, "relu", "gelu" (tanh approximation) or "silu".
     layer: integer[]. If given, w_q is a stack [layers, n, k], bias is
-      [layers, n], and this layer is used. The number is clamped to the stack.
+      [layers, n], and this layer is used. Under `jit` it is clamped.
       x must then be unquantized or of rank 2.
     preferred_element_type: f32, bf16 or f16. Default: the dtype of x, or f32 if
       x is quantized or f64.

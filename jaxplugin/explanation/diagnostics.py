@@ -237,7 +237,10 @@ def _readers(variable: Any, jaxpr: Any) -> Iterator[str]:
   """
   for eqn in jaxpr.eqns:
     is_read = any(variable is v for v in eqn.invars)
-    is_guard = eqn.primitive is tangents.derivative_guard_p
+    is_guard = eqn.primitive in (
+      tangents.derivative_guard_p,
+      tangents.without_derivative_p,
+    )
     if is_read and not is_guard and not calls.any_contains(eqn.params, _DOT):
       yield eqn.primitive.name
     for inner in program.sub_jaxprs(eqn):

@@ -271,6 +271,12 @@ class Explanation(Sequence):
     for site in self.sites:
       if not site.is_taken:
         yield f"left out: {_title(site, site.description)}: {site.reason}"
+    if self.chains:
+      fused = sum(chain.is_fused for chain in self.chains)
+      yield (
+        f"norms and activations before matmuls: {fused} of {len(self.chains)}"
+        " fused"
+      )
     yield "Reasons: details() of this object, or --verbose on the command line."
 
   def details(self) -> str:

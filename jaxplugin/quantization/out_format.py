@@ -11,6 +11,7 @@ from typing import Any
 from typing import Final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -92,10 +93,14 @@ class OutFormat:
     format = formats.resolve(who, self.format)
     object.__setattr__(self, "format", format)
     error_context.require_bool(who, "returns_amax", self.returns_amax)
+    for name in ("global_scale", "key"):
+      if isinstance(x := getattr(self, name), np.ndarray):  # it may change
+        object.__setattr__(self, name, x[()] if x.ndim == 0 else jnp.array(x))
     if self.derivative not in (None, api.STRAIGHT_THROUGH):
       raise ValueError(
         f"{who}: derivative must be None or {api.STRAIGHT_THROUGH!r}, got"
-        f" {error_context.shown(self.derivative)}. Leave derivative out"
+        f" {error_context.shown(self.derivative)}. Pass"
+        f" {api.STRAIGHT_THROUGH!r} to train, or leave derivative out"
       )
     if isinstance(self.axis, (tuple, list)):
       axes = tuple(
@@ -117,10 +122,13 @@ class OutFormat:
       object.__setattr__(self, "axis", axis)
 
   def _compared(self) -> tuple[Any, ...]:
-    """Returns the fields, arrays by their identity."""
+    """Returns the fields: numbers by value, arrays by their identity."""
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
     for name in ("global_scale", "key"):
-      if not isinstance(x := fields[name], (type(None), int, float, np.number)):
+      x = fields[name]
+      if isinstance(x, (int, float, np.number)):
+        fields[name] = "number", float(x)
+      elif x is not None:
         fields[name] = "array", id(x)
     return tuple(fields.values())
 

@@ -177,6 +177,23 @@ class BitsTest(parameterized.TestCase):
     self.assertLen(traced, 2)
     self.assertEqual(traced[0].global_scale, 0.5)
 
+  def test_out_formats_are_equal_by_their_numbers(self):
+    number = np.array(0.5, np.float32)
+    array = jnp.float32(0.5)
+    alike = 0.5, np.float32(0.5), number
+    others = None, 0.25, array, jnp.float32(0.5)
+    outs = [OutFormat("nvfp4", global_scale=x) for x in (*alike, *others)]
+    for i, one in enumerate(outs):
+      for j, other in enumerate(outs):
+        is_equal = i == j or max(i, j) < len(alike)
+        self.assertEqual(one == other, is_equal, (i, j))
+        if is_equal:
+          self.assertEqual(hash(one), hash(other))
+    number[...] = 2  # no OutFormat changes with it
+    self.assertEqual(outs[2].global_scale, 0.5)
+    self.assertEqual(OutFormat("nvfp4", global_scale=array), outs[5])
+    self.assertNotEqual(outs[0], OutFormat("mxfp8"))
+
   def test_values_are_rounded_once_from_f32(self):
     identity = jp.quantize(np.eye(K, dtype=np.float32), "mxfp8")
     x = X.copy()

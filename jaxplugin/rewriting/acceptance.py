@@ -230,6 +230,11 @@ class _Weights:
     array = weight.array if is_stored else weight
     own = weight.dtype if is_stored else beside
     scaled_array.require_arrays(WHO, path, array)
+    order = None  # matmuls read weights with the blocked dimension last
+    if array.axis < array.ndim - 1:
+      order = [*range(array.ndim)]
+      order[array.axis], order[-1] = order[-1], array.axis
+      array = array.transpose(*order)
     value = self._acceptor.enter(
       acceptor_lib.Weight(
         path=path, array=acceptor_lib.without_derivative(array)
@@ -245,7 +250,8 @@ class _Weights:
       )
 
     def use() -> jax.Array:
-      used = weight.restored(value) if is_stored else value
+      used = value if order is None else value.transpose(order)
+      used = weight.restored(used) if is_stored else used
       self._used.put(used, weight)
       return used
 

@@ -146,6 +146,19 @@ class FormsTest(AcceptedTest):
       (np.abs(np.asarray(call(x, w)) - expected) / bound).max(), 2 * EPSILON
     )
 
+  def test_scaled_array_is_blocked_along_any_dimension(self):
+    x = normal(5, 64)
+    w = jp.quantize(normal(64, 96), "mxfp8", axis=0)
+    stack = jp.quantize(normal(3, 64, 96), "nvfp4", axis=1)
+    products = lambda x, w: jnp.einsum("bk,lkn->lbn", x, w)
+    function = accepted(lambda x, w, stack: (x @ w, products(x, stack), w))
+    self.assertNotIn("jaxplugin_dequantize", compiled(function, x, w, stack))
+    y, z, same = function(x, w, stack)
+    np.testing.assert_array_equal(y, jp.linear(x, w.transpose()))
+    for i in range(3):
+      np.testing.assert_array_equal(z[i], jp.linear(x, stack[i].transpose()))
+    self.assertEqual((same.shape, same.axis), (w.shape, 0))
+
   @parameterized.parameters(jnp.bfloat16, jnp.float16)
   @pytest.mark.sample(1)
   def test_result_has_the_type_that_code_gives_it(self, dtype):

@@ -267,7 +267,11 @@ def results(
 
 def is_inlined(primitive: Any, params: dict[str, Any]) -> bool:
   """Whether JAX evaluates an operation's function in place of the operation."""
-  return primitive.name == "jit" and bool(params["inline"])
+  return (
+    primitive.name == "jit"
+    and bool(params["inline"])
+    and not binding_private.is_placed(params)
+  )
 
 
 def _passed(

@@ -36,6 +36,8 @@ _SAME: Final = frozenset(
   {"copy", "copy_p", "name", "pbroadcast", "pvary", "pcast"}
 )
 _CONVERT: Final = "convert_element_type"
+# Also a `jit` with shardings or layouts.
+_CONSTRAINT: Final = "sharding_constraint"
 # Operations on constants.
 _FOLDED: Final[dict[str, Callable[[float, float], float]]] = {
   "add": operator.add,
@@ -55,8 +57,6 @@ _OPTIONS: Final = ("axes", "broadcast_dimensions", "y", "new_sizes", "shape")
 # Products and numbers of more nested operations are not split. A value that is
 # squared again and again would have too many factors.
 _DEPTH: Final = 8
-# bf16 rounds the constants of gelu.
-_CLOSE: Final = 2.0**-8
 _GELU_FACTOR: Final = math.sqrt(2 / math.pi)
 _GELU_CUBIC: Final = 0.044715
 
@@ -207,6 +207,8 @@ class _Matcher:
       if key not in self._functions:
         self._functions[key] = eqn, _Function(jaxprs[0], operands)
       value = self._functions[key][1].value(jaxprs[0].outvars[index])
+      if eqn.primitive.name == "jit" and binding_private.is_placed(eqn.params):
+        return _Operation(_CONSTRAINT, {}, (value,), index)
 
   def _bare(self, value: _Value) -> _Value:
     """Returns the value before conversions that do not round, and copies."""
@@ -246,7 +248,7 @@ class _Matcher:
     is_constrained = False
     while (made := self._operation(value)) is not None:
       (_, (name, _, operands, _)), shape = made, made[0].shape
-      if name == "sharding_constraint":
+      if name == _CONSTRAINT:
         is_constrained = True
       elif name != "reshape" or operands[0].shape[-1:] != shape[-1:]:
         break
@@ -313,6 +315,8 @@ class _Matcher:
     name, _, operands, _ = made[1]
     if name in ("rsqrt", "logistic", "erfc"):
       return name, operands[0]
+    if name == "pow" and self._number(operands[1]) == -0.5:
+      return "rsqrt", operands[0]
     if name == "add":
       for one, other in (operands, operands[::-1]):
         for inner in ("tanh", "erf"):
@@ -587,15 +591,23 @@ class _Matcher:
     """Returns g of sqrt(2 / pi) * (g + 0.044715 * g^3)."""
     factor, rest = self._product(value)
     terms = self._operands(rest[0], "add") if len(rest) == 1 else None
-    if terms is not None and math.isclose(factor, _GELU_FACTOR, rel_tol=_CLOSE):
+    if terms is not None and self._is_close(value, factor, _GELU_FACTOR):
       for gate, cube in (terms, terms[::-1]):
         cubic, factors = self._product(cube)
         is_cube = len(factors) == 3 and all(
           self._is_equal(v, gate) for v in factors
         )
-        if is_cube and math.isclose(cubic, _GELU_CUBIC, rel_tol=_CLOSE):
+        if is_cube and self._is_close(cube, cubic, _GELU_CUBIC):
           return self._bare(gate)
     raise _NotMatchedError("it is not the tanh approximation of gelu")
+
+  def _is_close(self, value: _Value, number: float, constant: float) -> bool:
+    """Whether a product has a constant, rounded to the dtype of the product."""
+    made = self._operation(value)
+    dtype = value.dtype if made is None else made[0].dtype
+    rounding = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+    tolerance = rounding.get(dtype.name, 2.0**-20)
+    return math.isclose(number, constant, rel_tol=tolerance)
 
   def _product(
     self, value: _Value, depth: int = _DEPTH
@@ -641,7 +653,9 @@ def _call(
   given = {n: v for n in prologues.OPERANDS if (v := more.get(n)) is not None}
   for value in (x, *given.values()):
     if value.function is not None:
-      raise _NotMatchedError("a jitted function computes one of its operands")
+      raise _NotMatchedError(
+        "a jitted or checkpointed function computes one of its operands"
+      )
     if value.dtype not in _FLOATS:
       raise _NotMatchedError(f"an operand is {value.dtype}")
   prologue = prologues.Prologue(

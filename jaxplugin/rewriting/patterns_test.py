@@ -152,6 +152,7 @@ def matched(dtype):
       "silu_and_mul with split halves",
       0,
     ),
+    "power": (lambda x, w, u: x * (mean(x * x) + 1e-6) ** -0.5, RMS, 1e-6),
     "swish": (lambda x, w, u: nn.swish(x) * u, SILU, 0),
     "gelu": (gelu, GELU, 0),
     "gelu_by_hand": (
@@ -237,6 +238,18 @@ NEAR = {
       llama(x, w), jax.sharding.SingleDeviceSharding(jax.devices()[0])
     ),
     "a sharding constraint is before the matmul",
+  ),
+  "jit_with_shardings": (
+    lambda x, w, u: jax.jit(
+      llama, out_shardings=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    )(x, w),
+    "a sharding constraint is before the matmul",
+  ),
+  "gelu_of_another_constant": (
+    lambda x, w, u: (
+      0.5 * x * (1 + jnp.tanh(0.8 * (x + 0.044715 * x * x * x))) * u
+    ),
+    "not the tanh approx",
   ),
   "erf": (
     lambda x, w, u: jax.nn.gelu(x, approximate=False) * u,

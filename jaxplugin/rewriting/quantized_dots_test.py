@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.testing.meshes import explicit
 
 MXFP8 = jp.training.MXFP8_RECIPE
 NVFP4 = jp.training.NVFP4_RECIPE
@@ -400,3 +404,18 @@ class ErrorsTest(parameterized.TestCase):
       f"got {params!r} for a call with 1 positional .* keywords \\[\\]",
     ):
       quantized(jnp.ones((32, 32)))
+
+
+class PlacementTest(parameterized.TestCase):
+  @parameterized.parameters(False, True)
+  def test_jitted_functions_keep_their_shardings(self, inline):
+    mesh = explicit.mesh(self, kind=AxisType.Auto)
+    wanted = NamedSharding(mesh, P(None, "b"))
+    dot = jax.jit(lambda x, w: x @ w, inline=inline, out_shardings=wanted)
+    function = lambda w, x: dot(x, w)
+    w_q = jp.quantize(W[0], "mxfp8", axis=0)
+    for changed, w in (
+      (jp.quantize_dots(function, "mxfp8"), W[0]),
+      (jp.accept_quantized(function), w_q),
+    ):
+      self.assertEqual(jax.jit(changed)(w, X).sharding.spec, wanted.spec)

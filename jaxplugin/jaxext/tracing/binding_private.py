@@ -98,6 +98,15 @@ _MODULES: Final = (
 )
 
 
+def is_placed(params: dict[str, Any]) -> bool:
+  """Whether a `jit` gives a sharding or layout of an argument or a result."""
+  shardings = (*params["in_shardings"], *params["out_shardings"])
+  layouts = (*params["in_layouts"], *params["out_layouts"])
+  return any(not isinstance(s, type(UNSPECIFIED)) for s in shardings) or any(
+    layout is not None for layout in layouts
+  )
+
+
 @functools.cache
 def _primitives(names: frozenset[str]) -> tuple[Any, ...]:
   found: dict[Any, None] = {}

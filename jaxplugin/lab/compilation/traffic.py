@@ -47,7 +47,10 @@ _MATMUL_TARGET: Final = re.compile(
 # and "bfloat16 to mxfp8 by cpu".
 _MATMUL_SCOPE: Final = re.compile(r" x .+ by \w+(?:/|$)")
 _QUANTIZE_SCOPE: Final = re.compile(r"\w+ to \w+ by \w+(?:/|$)")
-_PRODUCER_SCOPE: Final = re.compile(r"(?i)norm|silu|gelu|swiglu")
+# Not jax.random.normal, nor jnp.linalg.norm, whose scope is jit(norm).
+_PRODUCER_SCOPE: Final = re.compile(
+  r"(?i)(?<!jit\()norm(?!al)|silu|gelu|swiglu"
+)
 _WEIGHT: Final = re.compile(r"(?:weights|params)\b")
 # Operations that use as much of their operand as others use of their result.
 _MOVING: Final = ("bitcast", "convert", "copy", "reshape", "transpose")

@@ -171,6 +171,15 @@ class CompiledTest(parameterized.TestCase):
     found = traffic.num_bytes(traffic.of_compiled(compiled))
     self.assertEqual(found, compiled.cost_analysis()["bytes accessed"])
 
+  def test_random_numbers_and_vector_norms_are_no_producers(self):
+    def function(x):
+      noise = jax.random.normal(jax.random.key(0), x.shape)
+      return x * noise, jnp.linalg.norm(x, axis=0)
+
+    compiled = jax.jit(function).lower(jnp.ones((64, 64))).compile()
+    kinds = {kernel.kind for kernel in traffic.of_compiled(compiled)}
+    self.assertEqual(kinds, {"other"})
+
   def test_quantizing_is_what_it_is_by_hand(self):
     """A value has 2 bytes in bf16, and 1 + 1 / 32 in MXFP8."""
     rows, k = 64, 256
