@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from collections.abc import Set
 from typing import Any
 from typing import Final
 
@@ -165,16 +166,21 @@ def explain(
       others.append(other)
   # `accept_quantized` also adds dequantizations whose results are unused.
   used = jax_private.without_unused(jaxpr.jaxpr)
+  computed = set()  # names of prologues
   for operation in program.operations(used, num_devices):
     if operation.eqn.primitive is dequantization.dequantize_p:
       quantizations.append(explain_quantization(operation))
+    elif operation.eqn.primitive is quantize_primitive.quantize_p:
+      computed.add(str(operation.eqn.params["problem"].prologue))
   return report.Explanation(
     dots=report.merged(dots),
     quantizations=report.merged(quantizations),
     others=report.merged(others),
     assumptions=_assumptions(operations),
     sites=report.merged([_explain_site(site) for site in record.sites]),
-    chains=report.merged([_explain_chain(x, used) for x in record.chains]),
+    chains=report.merged(
+      [_explain_chain(x, used, computed) for x in record.chains]
+    ),
   )
 
 
@@ -210,11 +216,21 @@ def _explain_site(site: sites_lib.Site) -> report.ExplainedSite:
   )
 
 
-def _explain_chain(chain: sites_lib.Chain, used: Any) -> report.ExplainedChain:
-  """Returns the line of a norm or activation in a jaxpr without dead code."""
-  note = chain.note
+def _explain_chain(
+  chain: sites_lib.Chain, used: Any, computed: Set[str]
+) -> report.ExplainedChain:
+  """Returns the line of a norm or activation in a jaxpr without dead code.
+
+  Args:
+    chain: the norm or activation.
+    used: the jaxpr.
+    computed: names of the prologues in it.
+  """
+  note, is_fused = chain.note, chain.is_fused
+  if note.startswith(sites_lib.NOT_IN_TRAINING) and chain.name not in computed:
+    note, is_fused = note.removeprefix(sites_lib.NOT_IN_TRAINING), False
   readers = list(dict.fromkeys(_readers(chain.variable, used)))
-  if chain.is_fused and readers:
+  if is_fused and readers:
     also = f"XLA also computes it for {' and '.join(readers)}"
     note = f"{note}; {also}" if note else also
   return report.ExplainedChain(
@@ -222,7 +238,7 @@ def _explain_chain(chain: sites_lib.Chain, used: Any) -> report.ExplainedChain:
     dot=chain.dot,
     layer=chain.layer,
     source=chain.source,
-    is_fused=chain.is_fused,
+    is_fused=is_fused,
     note=note,
   )
 

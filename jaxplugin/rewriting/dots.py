@@ -173,7 +173,7 @@ class Dots(calls.Walker):
       elif not is_fused:
         note = f"pass fuse_activations=True to {_WHO}"
       elif in_training:
-        note = f"not in training, because {in_training}"
+        note = f"{sites_lib.NOT_IN_TRAINING}{in_training}"
     if is_fused and found.call is not None:
       produced = quantized_operand.Produced(args[index], found.call)
       given[index] = produced

@@ -538,7 +538,7 @@ class FusedMatmulsTest(parameterized.TestCase):
     )
     (_, norm), _, (_, silu) = outcomes(step, params, x)
     self.assertEqual(silu, "fused")
-    self.assertStartsWith(norm, "fused; not in training, because the backward")
+    self.assertStartsWith(norm, "separate: the backward pass quantizes")
 
   def test_explain_names_other_readers_of_the_activations(self):
     def model(params, x, is_read):

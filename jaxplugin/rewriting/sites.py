@@ -46,6 +46,10 @@ _NEITHER: Final = "neither operand is a parameter"
 PRODUCTS: Final = frozenset({DOT, *_NEVER_TAKEN})
 
 
+# Begins the note of a `Chain` that is fused unless it is differentiated.
+NOT_IN_TRAINING: Final = "not in training, because "
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chain:
   """A norm or activation that computes the activations of a matmul.
