@@ -218,6 +218,18 @@ class _Computation:
         found += inner.names(each)
     return found
 
+  def computing(self, instruction: hlo_text.HloInstruction) -> list[str]:
+    """Returns the op_names of the operations that do not only move values."""
+    if instruction.opcode == "fusion":
+      inner = self.called(instruction)
+      return [
+        name
+        for each in inner.instructions.values()
+        for name in inner.computing(each)
+      ]
+    is_left = instruction.opcode in (*hlo_text.FREE, *_MOVING)
+    return [] if is_left else [instruction.op_name]
+
   def multiplies(self, instruction: hlo_text.HloInstruction) -> bool:
     if instruction.opcode == "fusion":
       inner = self.called(instruction)
@@ -246,7 +258,8 @@ class _Computation:
     produces = has(_PRODUCER_SCOPE)
     if self.multiplies(instruction):
       return "matmul", produces
-    if has(_QUANTIZE_SCOPE):
+    # XLA may fuse a reshape for quantizing into the kernel before it.
+    if any(map(_QUANTIZE_SCOPE.search, self.computing(instruction) or names)):
       is_weight = instruction.name in self.weights
       return "weight" if is_weight else "quantize", produces
     if produces:

@@ -171,6 +171,27 @@ class CompiledTest(parameterized.TestCase):
     found = traffic.num_bytes(traffic.of_compiled(compiled))
     self.assertEqual(found, compiled.cost_analysis()["bytes accessed"])
 
+  def test_activation_with_a_fused_reshape_does_not_quantize(self):
+    text = """HloModule m
+
+%fused (p: f32[8,64]) -> bf16[512] {
+  %p = f32[8,64]{1,0} parameter(0)
+  %exp = f32[8,64]{1,0} exponential(%p), metadata={op_name="jit(silu)/exp"}
+  %half = bf16[8,64]{1,0} convert(%exp)
+  ROOT %flat = bf16[512]{0} bitcast(%half), metadata={op_name="bfloat16 to mxfp8 by cpu/reshape"}
+}
+
+ENTRY %main (x: f32[8,64]) -> u8[528] {
+  %x = f32[8,64]{1,0} parameter(0)
+  %y = bf16[512]{0} fusion(%x), kind=kLoop, calls=%fused, metadata={op_name="bfloat16 to mxfp8 by cpu/reshape"}
+  ROOT %q = u8[528]{0} custom-call(%y), custom_call_target="q", metadata={op_name="bfloat16 to mxfp8 by cpu/ffi_call"}
+}
+"""  # fmt: skip  # noqa: E501
+    first, second = traffic.of_text(text)
+    self.assertEqual((first.kind, second.kind), ("producer", "quantize"))
+    # The bf16 array is written and read, and bytes are written.
+    self.assertEqual(second.quantizing, 2 * 1024 + 528)
+
   def test_random_numbers_and_vector_norms_are_no_producers(self):
     def function(x):
       noise = jax.random.normal(jax.random.key(0), x.shape)
