@@ -198,6 +198,8 @@ def _computed(
     return [_gated(prologue, x, more)]
   if (residual := more.get("residual")) is not None:
     x = (_f32(x) + _f32(_alike(residual, x))).astype(x.dtype)
+    # XLA:GPU would compute the norm of the sum before it is rounded.
+    x = jax.lax.optimization_barrier(x)
   y = _f32(x)
   mean = lambda values: jnp.mean(values, axis=-1, keepdims=True)
   if prologue.function == "layer_norm":

@@ -2,12 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prologues of quantizing, their operands, and their results in f64."""
 
+import dataclasses
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxplugin.core import blocking
+from jaxplugin.core import formats
 from jaxplugin.quantization import prologues
+from jaxplugin.quantization import quantize_primitive
 
 Prologue = prologues.Prologue
+SHAPE = (2, 64, 96)
+# Kernels and XLA's operations differ in the last bits of f32, so a value next
+# to a tie has another code: the next one, in few places.
+_STEP = 2.0**-3
+_AMAX_ERROR = 16 * 2.0**-24  # roundings of the largest result
+_MOST_OTHER = 0.002
 
 # At least one of each function, operand and order of halves.
 CASES = (
@@ -68,3 +81,98 @@ def exact(prologue, x, more):
     return gate / (1 + np.exp(-gate)) * up, None
   exponent = 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
   return gate / (1 + np.exp(-exponent)) * up, None
+
+
+def along(*dims, merged=False):
+  """Returns blockings along dimensions of SHAPE."""
+  found = [blocking.Blocking.along(d, len(SHAPE), 32) for d in dims]
+  if merged:
+    found.append(blocking.Blocking(dims=(0, 1), lead=(2,), multiple=32))
+  return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCase:
+  """A call that quantizes a prologue's result by Triton kernels.
+
+  Attributes:
+    kernel: what follows "quantize_" in the name of the launched kernel.
+    prologue: computed before quantizing.
+    call: function of `args()`. It returns values and scale of each blocking,
+      the amax or None, and x + residual or None.
+    others: the other launched kernels.
+  """
+
+  kernel: str
+  prologue: Prologue
+  call: Callable
+  others: tuple[str, ...] = ()
+
+  def args(self):
+    """Returns x and {name: operand}."""
+    return operands(self.prologue, SHAPE, jnp.bfloat16)
+
+  def check(self, test, found, wanted, args):
+    """Asserts that results of the kernels agree with those of operations."""
+    (quantized, amax, total), (expected, other_amax, other_total) = (
+      found,
+      wanted,
+    )
+    for got, want in zip(quantized, expected, strict=True):
+      (values, scale), (other, other_scale) = (
+        [np.asarray(a).astype(np.float32) for a in each] for each in (got, want)
+      )
+      np.testing.assert_array_equal(scale, other_scale)
+      test.assertLess(np.mean(values != other), _MOST_OTHER)
+      np.testing.assert_allclose(values, other, rtol=_STEP, atol=0.5)
+    test.assertEqual(amax is not None, self.kernel.endswith("amax"))
+    if amax is not None:
+      largest = np.abs(exact(self.prologue, *args)[0]).max()
+      for each in (amax, other_amax):
+        np.testing.assert_allclose(each, largest, rtol=_AMAX_ERROR)
+    test.assertEqual(total is None, "residual" not in args[1])
+    if total is not None:
+      np.testing.assert_array_equal(
+        np.asarray(total, np.float32), np.asarray(other_total, np.float32)
+      )
+
+
+def kernel_cases():
+  """Returns a case of each kernel that computes a prologue."""
+  norm, with_bias, with_up, gated = (CASES[i] for i in (1, 3, 7, 8))
+  both, last, nvfp4 = along(2, merged=True), along(2), formats.NVFP4
+
+  def case(
+    kernel, prologue, blockings=last, format=formats.MXFP8, given=None,
+    others=(), **options,
+  ):  # fmt: skip
+    def call(x, more):
+      found, amax, total = quantize_primitive.produce(
+        x,
+        None if given is None else jnp.float32(given),
+        blockings=blockings,
+        format=format,
+        packed=False,
+        prologue=prologue,
+        more=more,
+        **options,
+      )
+      return [each[:2] for each in found], amax, total
+
+    return KernelCase(kernel, prologue, call, others)
+
+  # fmt: off
+  return (
+    case("rms_norm_mxfp8_amax", norm, returns_amax=True),
+    case("rms_norm_nvfp4", norm, format=nvfp4, given=0.02),
+    case("rms_norm_mxfp8", norm),
+    case("layer_norm_mxfp8", with_bias),
+    case("gelu_and_mul_mxfp8", with_up, along(1)),
+    case("swigluoai_mxfp8_stochastic", gated, keys=[jax.random.key(3)]),
+    case("both_gelu_and_mul_nvfp4", with_up, both, nvfp4,
+         others=("finite_amax_both",)),
+    case("both_swigluoai_mxfp8_amax", gated, both, returns_amax=True),
+    # The operations compute the prologue.
+    case("both_mxfp8", norm, along(2, 1)),
+  )
+  # fmt: on

@@ -48,6 +48,7 @@ FORMATS: Final = (
   *(format.name for format in formats.KNOWN),
   *(f"{name}{RECIPE}" for name in _RECIPES),
 )
+_ONE_DEVICE: Final = layouts.MeshLayout(axes=())
 # GPUs per host, if there are several hosts.
 _HOST_GPUS: Final = 8
 
@@ -200,9 +201,45 @@ def of_traffic(
 
   Args:
     name: the name of the model.
+    block, format, fuses, trains: see `on_one_device`.
+    target: an NVIDIA GPU, or the CPU of this machine.
+
+  Raises:
+    ValueError: If `format` is unknown. See also `deviceless.mesh`.
+    jax.errors.JaxRuntimeError: If XLA cannot compile the program.
+  """
+  mesh = Mesh(jax.devices("cpu")[:1], ("x",))
+  if target.platform == "cuda":
+    mesh = deviceless.mesh(target)
+  step, args = on_one_device(block, format, mesh, fuses=fuses, trains=trains)
+  if fuses:
+    format += FUSED
+  return _measured(
+    step,
+    args,
+    name,
+    _ONE_DEVICE,
+    format,
+    target,
+    mesh,
+    counts_kernels=True,
+  )
+
+
+def on_one_device(
+  block: blocks.TransformerBlock,
+  format: str,
+  mesh: Mesh,
+  *,
+  fuses: bool,
+  trains: bool,
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+  """Returns a block as a function, and its abstract arguments.
+
+  Args:
     block: sizes.
     format: the format of matmuls, one of `FORMATS`.
-    target: an NVIDIA GPU, or the CPU of this machine.
+    mesh: one device, which need not be attached.
     fuses: whether the norms and activations write quantized results: with
       `out_format`, and in training with fuse_activations=True.
     trains: False is the forward pass, with weights that are quantized already.
@@ -210,50 +247,37 @@ def of_traffic(
       `jp.quantize_dots` quantizes.
 
   Raises:
-    ValueError: If `format` is unknown. See also `deviceless.mesh`.
-    jax.errors.JaxRuntimeError: If XLA cannot compile the program.
+    ValueError: If `format` is unknown.
   """
   recipe = recipe_of(format)
-  layout = layouts.MeshLayout(axes=())
-  mesh = Mesh(jax.devices("cpu")[:1], ("x",))
-  if target.platform == "cuda":
-    mesh = deviceless.mesh(target)
   sharded = blocks.ShardedBlock(
     sizes=block,
-    layout=layout,
+    layout=_ONE_DEVICE,
     mesh=mesh,
     dot_general=lax.dot_general,
     share=lambda x: x,
   )
-  weights, rows = sharded.arguments()
   if trains:
-    step, args = sharded.step()
-    if recipe is not None:
-      step, args = sharded.step(
-        lambda forward: quantized_dots.quantize_dots(
-          forward, recipe, fuse_activations=fuses
-        )
+    if recipe is None:
+      return sharded.step()
+    return sharded.step(
+      lambda forward: quantized_dots.quantize_dots(
+        forward, recipe, fuse_activations=fuses
       )
-  else:
-    step, args = sharded.forward, (weights, rows)
-    if isinstance(recipe, str):
-      quantize = functools.partial(quantization.quantize, format=recipe)
-      args = (
-        jax.eval_shape(
-          lambda ws: {n: quantize(w.mT) for n, w in ws.items()}, weights
-        ),
-        rows,
-      )
-      step = dataclasses.replace(
-        sharded,
-        dot_general=functools.partial(_served, recipe),
-        out_format=recipe if fuses else None,
-      ).forward
-  if fuses:
-    format += FUSED
-  return _measured(
-    step, args, name, layout, format, target, mesh, counts_kernels=True
+    )
+  weights, rows = sharded.arguments()
+  if not isinstance(recipe, str):
+    return sharded.forward, (weights, rows)
+  quantize = functools.partial(quantization.quantize, format=recipe)
+  quantized = jax.eval_shape(
+    lambda ws: {n: quantize(w.mT) for n, w in ws.items()}, weights
   )
+  served = dataclasses.replace(
+    sharded,
+    dot_general=functools.partial(_served, recipe),
+    out_format=recipe if fuses else None,
+  )
+  return served.forward, (quantized, rows)
 
 
 def _served(format: str, x: Any, w: Any, numbers: Any) -> jax.Array:

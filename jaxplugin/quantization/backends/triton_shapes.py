@@ -10,6 +10,7 @@ before them. A kernel then reads x once for both.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -238,9 +239,9 @@ def _strides(
 def _places(
   shape: Sequence[int], strides: Sequence[int], groups: Sequence[Sequence[int]]
 ) -> quantize_config.Places:
-  """Returns (size, stride) pairs of each group of merged dimensions.
+  """Returns the places of (batch, row, k), each a group of dimensions.
 
-  Dimensions that are contiguous in the array become one pair.
+  Dimensions that are contiguous in the array become one.
 
   Args:
     shape: shape of the array, or of a shard.
@@ -258,8 +259,8 @@ def _places(
         axis.append((size * shape[dim], strides[dim]))
       else:
         axis.append((shape[dim], strides[dim]))
-    result.append(tuple(axis) or ((1, 0),))
-  return tuple(result)
+    result.append(tuple(itertools.chain(*axis)) or (1, 0))
+  return quantize_config.Places(*result)
 
 
 def _options(

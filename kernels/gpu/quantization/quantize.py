@@ -93,9 +93,9 @@ def quantize_and_store(
   options: tl.constexpr = QUANTIZED.options
   random_bits = None
   if options.is_stochastic:
-    batch_places: tl.constexpr = RANDOM_PLACES[0]
-    row_places: tl.constexpr = RANDOM_PLACES[1]
-    k_places: tl.constexpr = RANDOM_PLACES[2]
+    batch_places: tl.constexpr = RANDOM_PLACES.batch
+    row_places: tl.constexpr = RANDOM_PLACES.row
+    k_places: tl.constexpr = RANDOM_PLACES.k
     first = threefry.first_place(key, options.is_part)
     first += threefry.places_along(batch, batch_places)
     in_row = threefry.places_along(row, row_places)

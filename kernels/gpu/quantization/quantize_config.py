@@ -17,10 +17,6 @@ SCALE_ROUNDINGS: Final = ("up", "floor")
 # Those that the kernels make.
 FORMAT_NAMES: Final = tuple(formats.FORMATS)
 
-# How a kernel's axes, (batch, row, k), move through the array that random bits
-# are drawn for: (size, stride) of the dimensions that each one merges, major to
-# minor. The first size of each is not used.
-Places = tuple[tuple[tuple[int, int], ...], ...]
 Sizes = tuple[int, int, int]
 
 # Limits of the kernel in which one program reads a small array: values of a
@@ -31,6 +27,26 @@ _FEW_TILES: Final = 2
 # Whether a global scale divides x: not, one that is given, or one that is
 # computed: of largest magnitudes that a launch before found, or of given ones.
 GlobalScale = Literal["none", "given", "computed", "of_maxima"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+  """The offsets of values in the array that random bits are drawn for.
+
+  Attributes:
+    batch, row, k: size and stride of each dimension that a kernel's axis
+      merges, major to minor, in one tuple. The first size is not used.
+  """
+
+  # Flat, because Triton 3.6 cannot read a tuple inside of a tuple.
+  batch: tuple[int, ...]
+  row: tuple[int, ...]
+  k: tuple[int, ...]
+
+  @classmethod
+  def of_strides(cls, strides: Sizes) -> Places:
+    """Returns the places along axes that are one dimension each."""
+    return cls(*((0, stride) for stride in strides))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,7 +227,7 @@ class Rows:
     packed_in_place: whether packed values have the dimension order of x;
       otherwise k is minor.
     options: options of a recipe. Squares do not span matrices of the batch.
-    places: places of random bits; () for the offsets in x.
+    places: places of random bits; None for the offsets in x.
     prologue: see `QuantizeConstant`. Its features are k if k is minor; else
       they are the rows.
     returns_amax: whether the prologue's amax is a result.
@@ -229,7 +245,7 @@ class Rows:
   num_maxima: int = 0
   packed_in_place: bool = False
   options: QuantizeOptions = NO_OPTIONS
-  places: Places = ()
+  places: Places | None = None
   prologue: Prologue | None = None
   returns_amax: bool = False
 
@@ -292,8 +308,8 @@ class Matrices:
   packed_in_place: bool = False
   options: QuantizeOptions = NO_OPTIONS
   options_t: QuantizeOptions = NO_OPTIONS
-  places: Places = ()
-  places_t: Places = ()
+  places: Places | None = None
+  places_t: Places | None = None
   prologue: Prologue | None = None
   returns_amax: bool = False
 

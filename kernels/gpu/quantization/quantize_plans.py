@@ -238,7 +238,7 @@ def quantize_launch(
   if x.swizzled:
     scale = (x.batch, grid_rows, grid_k // format.block_size)
     scale_strides = (scale[1] * scale[2], 0, 0)
-  places = x.places or tuple(((0, s),) for s in x.layout(x.k)[1])
+  places = x.places or quantize_config.Places.of_strides(x.layout(x.k)[1])
   constants = {
     "rows": x.rows,
     "k": x.k,

@@ -43,17 +43,18 @@ def places_along(index, DIMS: tl.constexpr):
 
   Args:
     index: int64, index along the merged dimension.
-    DIMS: (size, stride) of each dimension, major to minor. Strides are those of
-      the array that bits are drawn for. The first size is not used.
+    DIMS: size and stride of each dimension, major to minor, in one tuple.
+      Strides are those of the array that bits are drawn for. The first size is
+      not used.
   """
-  for i in tl.static_range(len(DIMS) - 1, 0, -1):
-    if i == len(DIMS) - 1:
-      places = (index % DIMS[i][0]) * DIMS[i][1]
+  for i in tl.static_range(len(DIMS) - 2, 0, -2):
+    if i == len(DIMS) - 2:
+      places = (index % DIMS[i]) * DIMS[i + 1]
     else:
-      places += (index % DIMS[i][0]) * DIMS[i][1]
-    index = index // DIMS[i][0]
-  first = index * DIMS[0][1]
-  if len(DIMS) > 1:
+      places += (index % DIMS[i]) * DIMS[i + 1]
+    index = index // DIMS[i]
+  first = index * DIMS[1]
+  if len(DIMS) > 2:
     first += places
   return first
 

@@ -1,0 +1,137 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Quantizing by Triton kernels on a real GPU, where there is one.
+
+python -m pytest jaxplugin/quantization/backends/gpu_device_test.py
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.core import targets
+from jaxplugin.runtime import triton_library
+from jaxplugin.testing import contract
+from jaxplugin.testing import prologue_cases
+from jaxplugin.testing import quantization_lowerings as lowerings
+from jaxplugin.testing.oracles import quantization_cases
+
+CASES = [
+  row
+  for is_full in (False, True)
+  for row in quantization_cases.rows(is_full=is_full, for_triton=True)
+]
+
+
+def why_not() -> str:
+  """Why triton cannot be tried here; empty where it can."""
+  if jax.default_backend() != "gpu":
+    return f"needs a GPU, JAX's default backend is {jax.default_backend()}"
+  target = targets.detect_target()
+  refusal = triton_library.refusal(target)
+  refusal = refusal or triton_library.lowering_refusal(target)
+  return "" if refusal is None else f"{refusal.reason} ({target})"
+
+
+def on_the_cpu():
+  return jax.default_device(jax.devices("cpu")[0])
+
+
+class DeviceTestCase(parameterized.TestCase):
+  def assert_calls_kernels(self, function, *args):
+    text = lowerings.lowered_text(function, *args, platforms=("cuda",))
+    self.assertIn("@triton_kernel_call", text)
+
+  def by_operations(self, function, *args):
+    with on_the_cpu(), targets.use_target(lowerings.OPERATIONS):
+      return jax.jit(function)(*args)
+
+
+@absltest.skipIf(bool(why_not()), why_not())
+class QuantizeDeviceTest(DeviceTestCase):
+  @parameterized.named_parameters(*CASES)
+  def test_kernels_have_the_bits_of_operations(self, case):
+    with on_the_cpu():
+      x = np.asarray(case.array())
+    self.assert_calls_kernels(case.call, x)
+    found = jax.device_get(case.call(x))
+    contract.assert_same_bits(found, self.by_operations(case.call, x))
+
+
+@absltest.skipIf(bool(why_not()), why_not())
+class PrologueDeviceTest(DeviceTestCase):
+  @parameterized.named_parameters(
+    (case.kernel, case) for case in prologue_cases.kernel_cases()
+  )
+  def test_kernels_agree_with_operations(self, case):
+    with on_the_cpu():
+      args = jax.tree.map(np.asarray, case.args())
+    self.assert_calls_kernels(case.call, *args)
+    wanted = self.by_operations(case.call, *args)
+    case.check(self, jax.device_get(jax.jit(case.call)(*args)), wanted, args)
+
+
+@absltest.skipIf(bool(why_not()), why_not())
+class ResultDeviceTest(DeviceTestCase):
+  """`out_format` of a dot gives the bits of `quantize`."""
+
+  @parameterized.product(
+    format=("mxfp8", "mxfp4", "nvfp4"), m=(5, 200), activation=(None, "gelu")
+  )
+  def test_result_of_a_dot(self, format, m, activation):
+    rng = np.random.default_rng(m)
+    x = jnp.asarray(rng.normal(size=(m, 256)), jnp.bfloat16)
+    w = jp.quantize(
+      jnp.asarray(rng.normal(size=(320, 256)), np.float32), "mxfp8"
+    )
+    has_scale = format == "nvfp4"
+    out = jp.OutFormat(
+      format,
+      global_scale=np.float32(0.05) if has_scale else None,
+      returns_amax=True,
+    )
+    dot = lambda x, w, **o: jp.block_scaled_dot(
+      x, w, activation=activation, implementation="triton", **o
+    )
+    self.assert_one_kernel(dot, out, x, w)
+
+  @parameterized.product(format=("mxfp8", "nvfp4"), m=(14, 300))
+  def test_result_of_a_ragged_dot(self, format, m):
+    rng = np.random.default_rng(m)
+    x = jnp.asarray(rng.normal(size=(m, 256)), jnp.bfloat16)
+    w = jnp.asarray(rng.normal(size=(3, 320, 256)), np.float32)
+    w = jp.quantize(w, "mxfp4")
+    sizes = jnp.array([m // 2, 0, m // 3], np.int32)
+    out = jp.OutFormat(
+      format, global_scale=np.float32(0.05) if format == "nvfp4" else None,
+      returns_amax=True,
+    )  # fmt: skip
+    dot = lambda x, w, sizes, **o: jp.ragged_dot(
+      x, w, sizes, activation="swiglu", implementation="triton", **o
+    )
+    self.assert_one_kernel(dot, out, x, w, sizes)
+
+  def assert_one_kernel(self, dot, out, *args):
+    fused = jax.jit(lambda *args: dot(*args, out_format=out))
+    text = fused.lower(*args).as_text()
+    self.assertEqual(text.count("@triton_kernel_call"), 1)
+    to_f32 = functools.partial(dot, preferred_element_type=jnp.float32)
+    y = jax.jit(to_f32)(*args)
+    found, amax = fused(*args)
+    wanted = self.by_operations(
+      lambda y: jp.quantize(y, out.format, global_scale=out.global_scale),
+      np.asarray(y),
+    )
+    contract.assert_same_bits(jax.device_get(found), wanted)
+    self.assertEqual(amax, np.abs(np.asarray(y)).max())
+
+
+if __name__ == "__main__":
+  absltest.main()
