@@ -2,6 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize_params` quantizes the weights of a model.
 
-`observation` traces a function to see which matmuls use a weight, and
-`recognition` says which dimension they contract. `conversion` quantizes.
+`conversion` traces a function to see which matmuls use a weight, and quantizes.
+`recognition` says which dimension the matmuls contract.
 """

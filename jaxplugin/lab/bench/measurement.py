@@ -22,11 +22,11 @@ from jaxplugin.lab.bench import roofline
 from jaxplugin.lab.bench import timing
 from jaxplugin.lab.bench import training_step
 from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.bench.experts import expert_variants
 from jaxplugin.lab.bench.libraries import processes
 from jaxplugin.lab.bench.peers import codec_variants
 from jaxplugin.lab.bench.peers import decoder_variants
 from jaxplugin.lab.bench.peers import dot_variants
+from jaxplugin.lab.bench.peers import expert_variants
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
 from jaxplugin.lab.bench.report import results

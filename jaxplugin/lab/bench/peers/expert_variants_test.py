@@ -14,8 +14,7 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.lab.bench import execution
 from jaxplugin.lab.bench import measurement
-from jaxplugin.lab.bench.experts import expert_operands
-from jaxplugin.lab.bench.experts import expert_variants
+from jaxplugin.lab.bench.peers import expert_variants
 from jaxplugin.lab.bench.peers import verification
 from jaxplugin.lab.bench.report import table
 from jaxplugin.testing import bench_results
@@ -38,16 +37,16 @@ def _made(row, pair):
 class RoutingTest(parameterized.TestCase):
   def test_used_experts_rotate(self):
     row = _row("experts:1x4of32x96x64")
-    sets = [expert_operands.routing(row, i) for i in range(8)]
+    sets = [expert_variants.routing(row, i) for i in range(8)]
     self.assertEqual({one.sizes for one in sets}, {(1, 1, 1, 1)})
     used = [expert for one in sets for expert in one.used]
     self.assertEqual(sorted(used), list(range(32)))
-    self.assertEqual(expert_operands.routing(row, 8), sets[0])
+    self.assertEqual(expert_variants.routing(row, 8), sets[0])
 
   @parameterized.parameters(1, 8, 64, 512)
   def test_each_token_has_different_experts(self, tokens):
     row = _row(f"experts:{tokens}x4of32x96x64")
-    one = expert_operands.routing(row, 3)
+    one = expert_variants.routing(row, 3)
     self.assertEqual(one.group_sizes.sum(), 4 * tokens)
     self.assertLessEqual(max(one.sizes), tokens)
     counts = np.bincount(one.of_row, minlength=32)
@@ -93,11 +92,11 @@ class VariantsTest(parameterized.TestCase):
     )
     self.enter_context(
       absltest.mock.patch.object(
-        expert_operands.preparation, "prepare_weights", prepare
+        expert_variants.preparation, "prepare_weights", prepare
       )
     )
-    expert_operands.weights_of.cache_clear()
-    self.addCleanup(expert_operands.weights_of.cache_clear)
+    expert_variants.weights_of.cache_clear()
+    self.addCleanup(expert_variants.weights_of.cache_clear)
     made = _made(SHAPE, formats)
     weights = made.data.weights.quantized(made.data.format)
     is_interleaved = weights.is_interleaved
@@ -115,7 +114,7 @@ class VariantsTest(parameterized.TestCase):
   def test_bytes_are_those_of_used_experts(self):
     made = _made(SHAPE, "bf16xmxfp4")
     by_name = {v.name: v for v in made.ours(["xla"]) + made.peers(["bf16"])}
-    used = len(expert_operands.routing(made.row, 0).sizes)
+    used = len(expert_variants.routing(made.row, 0).sizes)
     rows, weight = 6 * 64 * 2 + 6 * 96 * 4, 96 * 64
     self.assertEqual(
       by_name["xla"].num_bytes, used * (weight // 2 + weight // 32) + rows
