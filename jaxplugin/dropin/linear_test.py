@@ -63,56 +63,11 @@ class LeadingDimensionsTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, f"{message}; pass dimension"):
       jp.block_scaled_dot(jnp.zeros(lhs), make(rng, jp.MXFP8, rhs).operand)
 
-  def test_vmap_and_jit_of_it_are_exact(self):
-    rng = np.random.default_rng(1)
-    lhs = make(rng, jp.MXFP8, (2, 4, 3, K))
-    rhs = make(rng, jp.MXFP8, (N, K))
-    each = make(rng, jp.MXFP8, (4, N, K))
-    # Rows under `vmap` are batches of a weight that is mapped as well.
-    actual = jax.jit(jax.vmap(jp.block_scaled_dot, (1, None)))(
-      lhs.operand, rhs.operand
-    )
-    exact = np.einsum("abmk,nk->bamn", lhs.exact, rhs.exact)
-    contract.assert_exact(actual, exact, contract.F32)
-    actual = jax.vmap(jp.block_scaled_dot, (1, 0))(lhs.operand, each.operand)
-    exact = np.einsum("abmk,bnk->bamn", lhs.exact, each.exact)
-    contract.assert_exact(actual, exact, contract.F32)
-
-  @pytest.mark.full
-  def test_gradients_are_exact(self):
-    rng = np.random.default_rng(2)
-    x = make(rng, contract.F32, (2, 3, K))
-    w = make(rng, jp.NVFP4, (N, K))
-    g = rng.integers(-3, 4, (2, 3, N)).astype(np.float32)
-    loss = lambda x, b: (g * jp.block_scaled_dot(x, w.operand, bias=b)).sum()
-    gradients = jax.grad(loss, (0, 1))(x.operand, jnp.zeros(N))
-    exact = (np.einsum("abn,nk->abk", g, w.exact), g.sum((0, 1)))
-    for actual, expected in zip(gradients, exact, strict=True):
-      contract.assert_exact(actual, expected, contract.F32)
-
   def test_explain_counts_the_rows(self):
     rng = np.random.default_rng(3)
     w = make(rng, jp.MXFP8, (N, K)).operand
     explained = jp.explain(jp.linear, jnp.zeros((2, 3, K)), w).details()
     self.assertRegex(explained, rf"batch=1 m=6 n={N} k={K}")
-
-  def test_sharded_rows_and_columns_stay_where_they_are(self):
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-    rng = np.random.default_rng(4)
-    mesh = jax.make_mesh((2, 2), ("a", "b"))
-    put = lambda x, *spec: jax.device_put(
-      x, jax.NamedSharding(mesh, jax.P(*spec))
-    )
-    lhs, rhs = make(rng, jp.MXFP8, (4, 6, K)), make(rng, jp.MXFP8, (N, K))
-    dot = jax.jit(jp.block_scaled_dot)
-    args = put(lhs.operand, "a"), put(rhs.operand, "b")
-    actual = dot(*args)
-    exact = np.einsum("abk,nk->abn", lhs.exact, rhs.exact)
-    contract.assert_exact(actual, exact, contract.F32)
-    self.assertEqual(actual.sharding.spec, jax.P("a", None, "b"))
-    text = dot.lower(*args).compile().as_text()
-    self.assertNotRegex(text, "all-gather|all-reduce|all-to-all|permute")
 
 
 class LinearTest(parameterized.TestCase):

@@ -69,19 +69,6 @@ class MatmulTest(parameterized.TestCase):
     expected = np.matmul(lhs_exact, right.astype(np.float64))
     contract.assert_exact(lhs @ jnp.asarray(right), expected, contract.F32)
 
-  def test_under_jit_grad_and_vmap(self):
-    w, exact = make(jp.NVFP4, (5, K))
-    x = integers((2, 3, K))
-    contract.assert_exact(
-      jax.jit(lambda x, w: x @ w.T)(x, w), x @ exact.T, contract.F32
-    )
-    contract.assert_exact(
-      jax.vmap(lambda x, w: x @ w.T, (0, None))(x, w), x @ exact.T, contract.F32
-    )
-    gradient = jax.grad(lambda x: (x @ w.T).sum())(jnp.asarray(x))
-    expected = np.broadcast_to(exact.sum(0), x.shape)
-    contract.assert_exact(gradient, expected, contract.F32)
-
   @parameterized.parameters(
     ((3, K), (5, K), TypeError, r"\(3, 64\) and \(5, 64\); .* x @ w.T"),
     ((3, 40), (K, 5), TypeError, "right side was padded .* left side too"),

@@ -19,10 +19,6 @@ E8M0 = formats.E8M0
 
 JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 JAX_NN_RUNS_ON_CPU = JAX_VERSION >= (0, 12)
-NEEDS_JAX_NN = (
-  "jax.nn.scaled_matmul has a CPU lowering since jax 0.12, this is"
-  f" {jax.__version__}"
-)
 
 NT_2D = (((1,), (1,)), ((), ()))
 NT_3D = (((2,), (2,)), ((0,), (0,)))
