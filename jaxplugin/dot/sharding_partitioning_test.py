@@ -200,30 +200,6 @@ class ShardedDotTest(explicit.AutoTestCase):
     np.testing.assert_array_equal(result, expected)
     self.assertEmpty(reading.collectives(function.lower(lhs, rhs).compile()))
 
-  def test_shard_map_multiplies_each_shard(self):
-    lhs, rhs = operands()
-
-    def local(l, r):
-      return jax.lax.psum(jp.block_scaled_dot(l, r), "b")
-
-    for check_vma in (True, False):
-      function = jax.shard_map(
-        local,
-        mesh=self.mesh,
-        in_specs=(P("a", "b"), P(None, "b")),
-        out_specs=P("a"),
-        check_vma=check_vma,
-      )
-      np.testing.assert_array_equal(jax.jit(function)(lhs, rhs), product())
-
-  def test_export_of_a_sharded_call_runs(self):
-    lhs, rhs = operands()
-    lhs, rhs = self.put(lhs, P("a")), self.put(rhs, P("b"))
-    exported = jax.export.export(jax.jit(jp.block_scaled_dot))(lhs, rhs)
-    restored = jax.export.deserialize(exported.serialize())
-    result = jax.jit(restored.call)(lhs, rhs)
-    np.testing.assert_array_equal(result, product())
-
 
 def bits(x):
   """Bytes of an array: signs of zeros and codes of NaN count."""

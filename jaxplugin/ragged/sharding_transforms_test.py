@@ -62,22 +62,6 @@ class TransformsTest(explicit.AutoTestCase):
       expected, _ = ragged_suite.oracle(self.lhs[half], self.exact[0], sizes)
       np.testing.assert_array_equal(result[half], expected)
 
-  @parameterized.parameters(None, "xla")
-  @pytest.mark.full
-  def test_gradient_of_a_shard_map(self, implementation):
-    mapped = jax.shard_map(
-      functools.partial(own_experts, implementation=implementation),
-      mesh=self.mesh,
-      in_specs=(P(), P("b"), P()),
-      out_specs=P(),
-    )
-    cotangent = np.random.default_rng(1).integers(-4, 5, (M, K))
-    cotangent = cotangent.astype(np.float32)
-    _, pull = jax.vjp(lambda x: mapped(x, self.rhs[0], SIZES), self.lhs)
-    transposed = np.swapaxes(self.exact[0], 1, 2)
-    expected, _ = ragged_suite.oracle(cotangent, transposed, SIZES)
-    np.testing.assert_array_equal(np.asarray(pull(cotangent)[0]), expected)
-
   def test_shard_map_of_a_contraction(self):
     # Gradients of weights: of each half of the rows, summed.
     def local(lhs, rhs, sizes):
@@ -168,21 +152,6 @@ class TransformsTest(explicit.AutoTestCase):
     restored = jax.export.deserialize(exported.serialize())
     result = jax.jit(restored.call)(*args)
     np.testing.assert_array_equal(np.asarray(result), self.expected)
-
-  @pytest.mark.full
-  def test_export_of_a_shard_map_gathers_nothing(self):
-    mapped = jax.shard_map(
-      own_experts,
-      mesh=self.mesh,
-      in_specs=(P(), P("b"), P()),
-      out_specs=P(),
-    )
-    args = self.put(self.lhs, P()), self.put(self.rhs[0], P("b")), SIZES
-    exported = jax.export.export(jax.jit(mapped))(*args)
-    call = jax.jit(jax.export.deserialize(exported.serialize()).call)
-    args = (*args[:2], self.put(SIZES, P()))
-    np.testing.assert_array_equal(np.asarray(call(*args)), self.expected)
-    self.assertNotIn("all-gather", call.lower(*args).compile().as_text())
 
 
 class ExplicitTest(explicit.ExplicitTestCase):

@@ -180,26 +180,6 @@ class BitwiseTest(parameterized.TestCase):
       one = jax.jit(jax.grad(loss, argnums=i))(X, W)
       np.testing.assert_array_equal(one, both[i])
 
-  def test_scan_over_layers_is_the_loop(self):
-    function = jp.dot_general(jp.NVFP4, jp.NVFP4)
-    layers = np.random.default_rng(5).normal(size=(2, 64, 64)) / 8
-    layers = layers.astype(np.float32)
-    x = X[:, :64]
-    layer = lambda x, w: jnp.tanh(function(x, w, MATMUL))
-
-    def scanned(x, layers):
-      return jax.lax.scan(lambda x, w: (layer(x, w), None), x, layers)[0].sum()
-
-    def loop(x, layers):
-      for i in range(2):
-        x = layer(x, layers[i])
-      return x.sum()
-
-    actual = jax.jit(jax.grad(scanned, argnums=(0, 1)))(x, layers)
-    expected = jax.jit(jax.grad(loop, argnums=(0, 1)))(x, layers)
-    for a, e in zip(actual, expected, strict=True):
-      np.testing.assert_allclose(a, e, rtol=0, atol=1e-5 * np.abs(e).max())
-
 
 class CountTest(parameterized.TestCase):
   """How often what is quantized, once what is not used is dropped."""

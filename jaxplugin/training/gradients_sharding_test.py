@@ -47,15 +47,16 @@ class SignatureTest(absltest.TestCase):
 
 class ExplicitTest(explicit.ExplicitTestCase):
   def outcome(self, dot_general, x, w, out_sharding):
-    """What it gives: arrays, and the shardings in their types."""
+    """Results, a tangent and gradients, and the shardings in their types."""
+    dot = lambda x, w: dot_general(x, w, MATMUL, out_sharding=out_sharding)
 
-    def loss(x, w):
-      result = dot_general(x, w, MATMUL, out_sharding=out_sharding)
-      return (result * C).sum(), result
+    @jax.jit
+    def run(x, w):
+      result, tangent = jax.jvp(lambda x: dot(x, w), (x,), (-x,))
+      loss = lambda x, w: (dot(x, w) * C).sum()
+      return result, tangent, *jax.grad(loss, (0, 1))(x, w)
 
-    grad = jax.grad(loss, argnums=(0, 1), has_aux=True)
-    (x_grad, w_grad), result = jax.jit(grad)(x, w)
-    arrays = (result, x_grad, w_grad)
+    arrays = run(x, w)
     return [np.asarray(a) for a in arrays], [
       jax.typeof(a).sharding.spec for a in arrays
     ]
@@ -72,7 +73,7 @@ class ExplicitTest(explicit.ExplicitTestCase):
     (P("a"), P(None, "b"), P()),
     (P("a"), P(None, "a"), P(None, "a")),
   )
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_shardings_are_those_of_lax_dot_general(self, x_spec, w_spec, out):
     with jax.set_mesh(self.mesh):
       x, w = self.put(X, x_spec), self.put(W, w_spec)
@@ -80,7 +81,9 @@ class ExplicitTest(explicit.ExplicitTestCase):
       _, expected_specs = self.outcome(jax.lax.dot_general, x, w, out)
     self.assertEqual(specs, expected_specs)
     # C is quantized too, exactly.
-    for actual, expected in zip(arrays, (X @ W, C @ W.T, X.T @ C), strict=True):
+    product = X @ W
+    exact = product, -product, C @ W.T, X.T @ C
+    for actual, expected in zip(arrays, exact, strict=True):
       np.testing.assert_array_equal(actual, expected)
 
   @parameterized.parameters(

@@ -69,16 +69,12 @@ class DotGeneralTest(WithinTestCase):
       self.assert_within(actual, testing.expected_product(*product))
 
   @parameterized.product(case=CASES, format=(jp.MXFP8, jp.NVFP4))
-  @pytest.mark.sample(1)
+  @pytest.mark.sample(2)
   def test_forward_and_gradients_are_those_of_quantized_products(
     self, case, format
   ):
     function = jp.dot_general(format, format)
     self.check_products(case, function, *[(format, format)] * 3)
-
-  def test_gradient_of_a_matrix_times_a_vector_contracts_nothing(self):
-    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    self.check_products(("mk", "k"), function, *[(jp.MXFP8, jp.MXFP8)] * 3)
 
   @parameterized.product(
     formats=(
@@ -268,11 +264,6 @@ class DotGeneralTest(WithinTestCase):
     self.assertEqual(traced(), traced(grad_format=grad_format))
     self.assertNotEqual(traced(), traced(grad_format="mxfp8_e5m2"))
 
-  def test_direct_differentiation_of_what_is_quantized_names_dot_general(self):
-    rhs = jp.quantize(testing.normal(0, "nk")[:, :32], jp.MXFP8)
-    with self.assertRaisesRegex(NotImplementedError, "dot_general"):
-      jax.grad(lambda w: jp.block_scaled_dot(jnp.ones((2, 32)), w).sum())(rhs)
-
 
 # Forward mode has one matrix with the backward pass.
 
@@ -395,28 +386,3 @@ class ForwardTest(WithinTestCase):
     ):
       with self.assertRaisesRegex(NotImplementedError, "quantize_dgrad=False"):
         second(x)
-
-  def test_tangent_has_the_results_explicit_sharding(self):
-    if jax.device_count() < 4:
-      self.skipTest(f"needs 4 devices, has {jax.device_count()}")
-    explicit = jax.sharding.AxisType.Explicit
-    mesh = jax.make_mesh((4,), ("a",), axis_types=(explicit,))
-    spec = jax.sharding.PartitionSpec
-    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    # Integers whose quantization, products and sums are all exact.
-    x = np.random.default_rng(0).integers(-4, 5, (8, 128)).astype(np.float32)
-    w = np.random.default_rng(1).integers(-4, 5, (128, 32)).astype(np.float32)
-    with jax.set_mesh(mesh):
-      put = lambda a, *s: jax.device_put(
-        a, jax.sharding.NamedSharding(mesh, spec(*s))
-      )
-      x_put, w_put = put(x, None, "a"), put(w, "a")
-
-      @jax.jit
-      def along(x, w):
-        dot = lambda x: function(x, w, MATMUL, out_sharding=spec("a"))
-        return jax.jvp(dot, (x,), (2 * x,))[1]
-
-      tangent = along(x_put, w_put)
-    self.assertEqual(jax.typeof(tangent).sharding.spec, spec("a", None))
-    np.testing.assert_array_equal(tangent, 2 * x @ w)

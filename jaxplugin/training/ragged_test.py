@@ -144,34 +144,6 @@ class TransformationsTest(parameterized.TestCase):
     theirs = np.vdot(tangent, g)
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
-  @parameterized.parameters(training.MXFP8_RECIPE, training.NVFP4_RECIPE)
-  @pytest.mark.full
-  def test_scan_and_remat_of_layers(self, recipe):
-    x = _fixed_point(0, _M, _N)
-    stack = _fixed_point(1, 3, _GROUPS, _N, _N) / 8
-    policy = jp.checkpoint_policies.quantized_saveable
-
-    @functools.partial(jax.checkpoint, policy=policy)
-    def layer(x, item):
-      w, i = item
-      key = jax.random.fold_in(_KEY, i)
-      return jnp.tanh(_dot(recipe, key)(x, w)), None
-
-    def scanned(x, stack):
-      return jnp.sum(jax.lax.scan(layer, x, (stack, jnp.arange(3)))[0])
-
-    def unrolled(x, stack):
-      for i in range(3):
-        x = jnp.tanh(_dot(recipe, jax.random.fold_in(_KEY, i))(x, stack[i]))
-      return jnp.sum(x)
-
-    actual, expected = (
-      jax.jit(jax.value_and_grad(f, (0, 1)))(x, stack)
-      for f in (scanned, unrolled)
-    )
-    for a, e in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-      np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6)
-
   def test_what_is_kept_is_bytes_with_names(self):
     x, w, _ = _arrays()
     _, pull = _vjp(_dot(training.MXFP8_RECIPE), x, w)
@@ -189,31 +161,6 @@ class TransformationsTest(parameterized.TestCase):
     jaxpr = str(jax.make_jaxpr(lambda x, w: jax.vjp(remat, x, w)[1])(x, w))
     self.assertIn("jaxplugin_quantized_lhs", jaxpr)
     self.assertNotIn("jaxplugin_quantized_rhs", jaxpr)
-
-  @parameterized.parameters("x", "all")
-  @pytest.mark.full
-  def test_vmap(self, mapped):
-    many = (
-      _fixed_point(0, 2, _M, _K),
-      _fixed_point(1, 2, _GROUPS, _N, _K),
-      np.array([_SIZES, [1, 2, 3, 60]]),
-    )
-    g = _fixed_point(2, _M, _N)
-    flags = [mapped in (name, "all") for name in ("x", "w", "sizes")]
-    args = [a if flag else a[0] for a, flag in zip(many, flags, strict=True)]
-    axes = tuple(0 if flag else None for flag in flags)
-
-    @jax.jit
-    def both(x, w, sizes):
-      dot = _dot(training.MXFP8_RECIPE, sizes=sizes)
-      result, pull = jax.vjp(dot, x, w)
-      return result, *pull(g)
-
-    actual = jax.vmap(both, axes)(*args)
-    for i in range(2):
-      own = [a[i] if flag else a for a, flag in zip(args, flags, strict=True)]
-      for a, e in zip(actual, both(*own), strict=True):
-        np.testing.assert_allclose(a[i], e, rtol=1e-5, atol=1e-5)
 
   @pytest.mark.full
   def test_second_derivatives_where_gradients_are_not_quantized(self):
