@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import functools
 import json
 import pathlib
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -36,6 +34,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import jaxplugin as jp
+from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import timing
 from jaxplugin.lab.planning import blocks
 from jaxplugin.lab.planning import plans
@@ -155,12 +154,7 @@ def main() -> None:
     if args.json:
       run = {
         "command": sys.argv[1:],
-        "date": datetime.date.today().isoformat(),
-        "device": jax.devices()[0].device_kind,
-        "target": str(jp.detect_target()),
-        "machine": platform.machine(),
-        "jax": jax.__version__,
-        "jaxplugin": jp.__version__,
+        "environment": devices.environment(devices.find(None)),
         "tokens": rows,
       }
       args.json.write_text(json.dumps(run, indent=1) + "\n")

@@ -222,6 +222,27 @@ class PagesTest(absltest.TestCase):
     gain = recipes["nvfp4"]["weights"]["each_over_this"]
     self.assertIn(f"between {gain['min']:.2f}x and {gain['max']:.2f}x", page)
 
+  def test_gpu_page_has_the_table_of_a_layer(self):
+    page = readme_table.GPU_PAGE.read_text().splitlines()
+    for name, label in (
+      ("layer", "forward"),
+      ("layer_training", "forward and backward"),
+    ):
+      data = json.loads((RESULTS / f"gpu_h100_{name}.json").read_text())
+      for tokens, row in data["tokens"].items():
+        fused = row["mxfp8 fused"]
+        times = [
+          f"{each['ms']['median']:#.3g}".rstrip(".")
+          for each in (row["bf16"], row["mxfp8"], fused)
+        ]
+        ratios = [
+          f"{fused[f'speedup_over_{other}']['median']:.2f}"
+          for other in ("bf16", "separate")
+        ]
+        error = f"{fused['error']:.1e}".replace("e-0", "e-")
+        cells = [label, tokens, *times, *ratios, error]
+        self.assertIn(f"| {' | '.join(cells)} |", page)
+
   def test_serving_page_has_the_table_of_the_text(self):
     page = (ROOT / "docs" / "benchmarks" / "serving_results.md").read_text()
     data = json.loads((RESULTS / f"{AVX512}_serving.json").read_text())

@@ -65,21 +65,24 @@ IN_SCAN = " in scan"
 
 
 def linked(*pages):
-  """Returns the files of results that the pages link."""
+  """Returns the files of `bench` that the pages link."""
   names = re.findall(
     r"\((?:\.\./)*examples/benchmarks/(results/\S+\.json)\)",
     "".join(page.read_text() for page in pages),
   )
-  return [DIRECTORY / name for name in dict.fromkeys(names)]
+  return _of_bench(DIRECTORY / name for name in dict.fromkeys(names))
+
+
+def _of_bench(files):
+  return [p for p in files if "schema" in json.loads(p.read_text())]
 
 
 def experts_files():
   """Returns the files of CPUs that have rows of experts."""
   files = sorted((DIRECTORY / "results").glob("cpu_*.json"))
-  of_bench = (
-    path for path in files if "schema" in json.loads(path.read_text())
-  )
-  return [path for path in of_bench if _of_kind(results.read(path), "experts")]
+  return [
+    path for path in _of_bench(files) if _of_kind(results.read(path), "experts")
+  ]
 
 
 def _of_kind(run, kind):
