@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the ptxas that assembles the kernels which this process launches.
+"""Finds the Triton and the ptxas that compile this process's kernels.
 
 A module does not name a ptxas. jaxlib assembles a kernel at its first launch.
 It uses the first working ptxas of these places:
@@ -19,6 +19,8 @@ package. This module omits Bazel's runfiles, where XLA looks too.
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -53,6 +55,17 @@ def ptxas_of_launches() -> Version | None:
     return None
   found = first(candidates(plugins[0], os.environ))
   return None if found is None else found[0]
+
+
+@functools.cache
+def triton_version() -> tuple[int, int] | None:
+  """Returns (major, minor) of the installed Triton; None if there is none."""
+  try:
+    text = importlib.metadata.version("triton")
+  except importlib.metadata.PackageNotFoundError:
+    return None
+  major, minor, *_ = text.split(".")
+  return int(major), int(minor)
 
 
 def candidates(

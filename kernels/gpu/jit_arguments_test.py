@@ -3,7 +3,8 @@
 """Which constants the kernels pass to their functions.
 
 Triton 3.6 accepts only numbers there. For other constants, such as a tuple or
-a string, the argument must be a variable annotated `tl.constexpr`.
+a string, the argument must be a variable annotated `tl.constexpr`. It also
+fails to index a constant for a tuple.
 """
 
 from __future__ import annotations
@@ -75,6 +76,20 @@ class JitArgumentsTest(absltest.TestCase):
         with self.subTest(ast.unparse(call)):
           found = types.get(argument.attr, {"unknown"})
           self.assertLessEqual(found, NUMBERS, argument.attr)
+    self.assertGreater(checked, 10)
+
+  def test_items_that_are_named_are_sizes(self):
+    # Items of other constants may be tuples.
+    checked = 0
+    for tree in trees(are_kernels=True):
+      for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and isinstance(
+          node.value, ast.Subscript
+        ):
+          checked += 1
+          base = ast.unparse(node.value.value)
+          with self.subTest(ast.unparse(node)):
+            self.assertRegex(base.lower(), r"(strides|\.shape)$")
     self.assertGreater(checked, 10)
 
   def test_items_that_are_passed_are_strides(self):

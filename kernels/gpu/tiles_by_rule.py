@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules that choose the config of a matmul.
 
-They are pure functions of plain values and do not import Triton.
+They do not import Triton. They are functions of plain values, and one rule
+depends on the installed version of Triton.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
 
 from jaxplugin.kernels import architectures
+from jaxplugin.kernels import toolkits
 
 Architecture = architectures.Architecture
 MatmulConfig = configs.MatmulConfig
@@ -29,6 +31,7 @@ _DEEP_TILE_BYTES: Final = 160 << 10
 _MAX_SPLIT: Final = 16
 _MIN_STEPS_OF_SPLIT: Final = 4
 _MIN_STEPS_OF_SMALL: Final = 3  # for small_m
+_FEW_SCALES: Final = 8
 _FEW_ACCUMULATORS: Final = 16 * 128  # four warps with 128 registers a thread
 _FEW_SUMS: Final = 64 * 64  # six programs of blocks of 32 share an SM
 # Slowdown of a step if only so many programs run on a core, because few
@@ -133,17 +136,40 @@ def _native_tile(
   swap = shape.m <= SMALL_M
   # With mma.sync, operands whose k is not minor are transposed in registers.
   narrow = 128 if k_is_minor or not architecture.multiplies_by_warp else 64
-  wide = architecture.has_tensor_memory and shape.m > 128 and shape.n > 128
+  block_k = 256 if both_fp4 and k_is_minor and architecture.is_nvidia else 128
+  wide = (
+    architecture.has_tensor_memory
+    and shape.m > 128
+    and shape.n > 128
+    and (_compiles_few_scales() or not _has_few_scales(shape, block_k))
+  )
   return MatmulConfig(
     path="native",
     block_m=_block(shape.m, 128),
     block_n=narrow if swap else _block(shape.n, 256 if wide else narrow),
-    block_k=256 if both_fp4 and k_is_minor and architecture.is_nvidia else 128,
+    block_k=block_k,
     num_warps=8
     if architecture.is_nvidia and (wide or not architecture.has_tensor_memory)
     else 4,
     num_stages=4 if architecture.is_nvidia else 2,
     swap=swap,
+  )
+
+
+def _compiles_few_scales() -> bool:
+  """Returns whether Triton compiles `_has_few_scales` with 8 warps.
+
+  Triton 3.6 and 3.7 fail in the pass TritonGPUAccelerateMatmul.
+  """
+  version = toolkits.triton_version()
+  return version is None or version >= (3, 8)
+
+
+def _has_few_scales(shape: MatmulShape, block_k: int) -> bool:
+  """Returns whether a row of a step has few scales, in linear order."""
+  return any(
+    not side.is_swizzled and block_k // side.values_per_scale < _FEW_SCALES
+    for side in (shape.lhs, shape.rhs)
   )
 
 

@@ -4,6 +4,7 @@
 
 import dataclasses
 import itertools
+from unittest import mock
 
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
@@ -11,6 +12,7 @@ from jaxplugin.kernels.gpu import constraints
 from jaxplugin.kernels.gpu import tiles_by_rule
 
 from jaxplugin.kernels import architectures
+from jaxplugin.kernels import toolkits
 from jaxplugin.testing.kernels import matmul_shapes
 
 CONFIG = matmul_shapes.CONFIG
@@ -47,6 +49,25 @@ class DefaultConfigTest(parameterized.TestCase):
         shape, architecture, core_count=CORES
       )
       self.assertIsNone(constraints.config_error(config, shape, architecture))
+
+  @parameterized.parameters(
+    ("mxfp8", "mxfp8", False, (3, 7), (128, 4)),
+    ("mxfp8", "mxfp8", False, (3, 8), (256, 8)),
+    ("mxfp8", "mxfp8", False, None, (256, 8)),
+    ("mxfp8", "mxfp8", True, (3, 7), (256, 8)),
+    ("mxfp8", "mxfp4", False, (3, 6), (128, 4)),
+    ("mxfp4", "mxfp4", False, (3, 6), (256, 8)),
+    ("nvfp4", "nvfp4", False, (3, 6), (256, 8)),
+  )
+  def test_older_triton_gets_four_warps_for_few_scales(
+    self, lhs, rhs, swizzled, version, expected
+  ):
+    shape = product(lhs, rhs, m=512, n=512, swizzled=swizzled)
+    with mock.patch.object(toolkits, "triton_version", lambda: version):
+      config = tiles_by_rule.default_config(
+        shape, architectures.by_name("sm_100"), core_count=CORES
+      )
+    self.assertEqual((config.block_n, config.num_warps), expected)
 
   @parameterized.parameters(
     ("sm_100", "mxfp8", "mxfp8", 4096, "native"),
