@@ -243,7 +243,7 @@ def _explain_chain(
   )
 
 
-_DOT: Final = frozenset({primitive.block_scaled_dot_p.name})
+_DOTS: Final = frozenset(matmul.name for matmul in _MATMULS)
 
 
 def _readers(variable: Any, jaxpr: Any) -> Iterator[str]:
@@ -257,7 +257,7 @@ def _readers(variable: Any, jaxpr: Any) -> Iterator[str]:
       tangents.derivative_guard_p,
       tangents.without_derivative_p,
     )
-    if is_read and not is_guard and not calls.any_contains(eqn.params, _DOT):
+    if is_read and not is_guard and not calls.any_contains(eqn.params, _DOTS):
       yield eqn.primitive.name
     for inner in program.sub_jaxprs(eqn):
       yield from _readers(variable, inner)

@@ -42,6 +42,13 @@ def sizes_within(group_sizes: jax.Array, num_rows: int) -> jax.Array:
   return group_ends - starts(group_ends)
 
 
+def masked(x: jax.Array, sizes: jax.Array) -> jax.Array:
+  """Sets rows without a group to zero. `sizes` are from `sizes_within`."""
+  rows = jnp.arange(x.shape[0], dtype=jnp.int32)
+  has_group = rows < jnp.sum(sizes, dtype=jnp.int32)
+  return jnp.where(has_group[:, None], x, jnp.zeros((), x.dtype))
+
+
 def of_rows(group_ends: jax.Array, num_rows: int) -> jax.Array:
   """Returns i32[num_rows]: each row's group, or num_groups if it has none."""
   rows = jnp.arange(num_rows, dtype=jnp.int32)

@@ -23,6 +23,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxplugin import dot
 from jaxplugin import quantization
@@ -38,6 +39,7 @@ from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.quantization import operands
 from jaxplugin.quantization import prologues
+from jaxplugin.ragged import groups
 from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import facts
 from jaxplugin.rewriting import patterns
@@ -48,6 +50,7 @@ WHO: Final = "accept_quantized"
 
 _DOTS: Final = ("dot_general", ragged_dots.NAME)
 _MIXED: Final = "another factor is multiplied into it first"
+_OTHER_LAYOUT: Final = "the matmul reads it in another layout"
 _CUT: Final = (
   "shard_map splits it over devices; call accept_quantized inside shard_map,"
   " on quantized shards"
@@ -367,13 +370,8 @@ class Acceptor(calls.Walker):
     )
     wanted = [*stored_batch, *own, view.stored[-1]]
     x = facts.laid_out(x, x_dims, wanted)
-    call, options = None, self._options
-    is_wanted = options.fuse_activations or sites.is_recording()
-    if options.activations is not None and is_wanted:
-      description = sites.make(
-        primitive.name, args, params, result, (None, None), ()
-      )
-      call = self._call(args[1 - index], description, x_dims == wanted)
+    note = "" if x_dims == wanted else _OTHER_LAYOUT
+    call = self._call(primitive, args, params, 1 - index, note)
     product = self._product(x, call, view.weight, dims[0], result.dtype)
     free = [
       view.dims[d]
@@ -387,27 +385,35 @@ class Acceptor(calls.Walker):
     )
 
   def _call(
-    self, x: Any, site: sites.Site, is_in_order: bool
+    self,
+    primitive: Any,
+    args: Sequence[Any],
+    params: dict[str, Any],
+    index: int,
+    note: str,
   ) -> prologues.Call | None:
     """Returns the prologue to fuse that computes the activations, or None.
 
     Args:
-      x: the activations.
-      site: the matmul.
-      is_in_order: whether the quantized weight multiplies x in this layout.
+      primitive, args, params: the matmul.
+      index: which operand is the activations.
+      note: why the matmul fuses no prologue; "" if it may fuse one.
     """
+    options, x = self._options, args[index]
+    format = options.activations
+    if format is None or not (options.fuse_activations or sites.is_recording()):
+      return None
     found = patterns.find(x)
     if found is None:
       return None
-    note = found.reason
-    if found.call is not None:
-      format = self._options.activations
-      assert format is not None
-      note = "the matmul reads it in another layout"
-      if is_in_order:
-        specs = [_spec(x, format)]
-        note = operands.prologue_refusal(found.call.prologue, specs, x.shape)
-      if not note and not self._options.fuse_activations:
+    result = binding_private.abstract_result(primitive, args, params)
+    site = sites.make(primitive.name, args, params, result, (None, None), ())
+    if found.call is None:
+      note = found.reason
+    elif not note:
+      specs = [_spec(x, format)]
+      note = operands.prologue_refusal(found.call.prologue, specs, x.shape)
+      if not note and not options.fuse_activations:
         note = f"pass fuse_activations=True to {WHO}"
     chain = sites.Chain(
       name=found.name,
@@ -458,26 +464,43 @@ class Acceptor(calls.Walker):
       format = self._options.activations
       if format is None:
         return multiply(x, weight.array, weight.layers)
-      if not format.fits(x.shape[-1]):
-        raise facts.NotSupported(
-          f"the contracting size {x.shape[-1]} of the activations is not a"
-          f" multiple of the block size of {format}"
-        )
+      _require_blocks(x, format)
       both = _straight_through(multiply, format)
       return both(x, call, weight.array, weight.layers)
 
   def _ragged_dot(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
   ) -> jax.Array | None:
-    lhs, rhs, group_sizes, *offset = args
-    view = self.view(rhs)
+    lhs, rhs, group_sizes, *_ = args
+    view, format = self.view(rhs), self._options.activations
     if view is None or self._names(lhs):
       raise facts.NotSupported("only rhs may be a quantized weight")
+
+    def rows_of(
+      order: tuple[int, int],
+    ) -> scaled_array.ScaledArray | None:
+      if format is None:
+        return None
+      note = "" if order == (0, 1) else _OTHER_LAYOUT
+      if format.has_global_scale:
+        note = f"rows without a group must not change the scale of {format}"
+      call = self._call(primitive, args, params, 0, note)
+      rows = lhs.transpose(order)
+      _require_blocks(rows, format)
+      if format.has_global_scale:
+        sizes = groups.sizes_within(group_sizes, rows.shape[0])
+        rows = groups.masked(rows, sizes)
+      # `multiplied` has the derivative.
+      call, rows = lax.stop_gradient((call, rows))
+      with error_context.in_function(WHO):
+        return _quantized(call, rows, format)
+
     return ragged_dots.multiplied(
       primitive,
-      (lhs, rhs, group_sizes, *offset),
+      args,
       params,
       functools.partial(_as_stored, view),
+      rows_of,
       self._options.implementation,
     )
 
@@ -561,12 +584,7 @@ def _straight_through(
   ) -> jax.Array:
     *lead, k = x.shape
     rows = x.reshape(math.prod(lead), k) if layers else x
-    if call is None:
-      quantized = quantization.quantize(rows, format)
-    else:
-      given = call.canonical(rows.shape)
-      quantized = operands.quantize(given, _spec(rows, format))
-    result = function(quantized, array, layers)
+    result = function(_quantized(call, rows, format), array, layers)
     return result.reshape(*lead, result.shape[-1]) if layers else result
 
   @functools.partial(of_quantized.defjvp, symbolic_zeros=True)
@@ -578,6 +596,24 @@ def _straight_through(
     return result, function(tangents[0], array, layers)
 
   return of_quantized
+
+
+def _quantized(
+  call: prologues.Call | None, x: jax.Array, format: formats.BlockFormat
+) -> scaled_array.ScaledArray:
+  """Quantizes activations, or the result of the prologue that computes x."""
+  if call is None:
+    return quantization.quantize(x, format)
+  return operands.quantize(call.canonical(x.shape), _spec(x, format))
+
+
+def _require_blocks(x: jax.Array, format: formats.BlockFormat) -> None:
+  """Raises NotSupported if the last dimension does not have whole blocks."""
+  if not format.fits(x.shape[-1]):
+    raise facts.NotSupported(
+      f"the contracting size {x.shape[-1]} of the activations is not a"
+      f" multiple of the block size of {format}"
+    )
 
 
 def _spec(x: jax.Array, format: formats.BlockFormat) -> operands.QuantizeSpec:

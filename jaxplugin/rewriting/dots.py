@@ -121,7 +121,8 @@ class Dots(calls.Walker):
     decided = dataclasses.replace(site, recipe=recipe, reason=reason)
     self.known.note(args, reason)
     if recipe is None:
-      self.sites.append(sites_lib.DecidedSite(decided, origin))
+      _, chain = self._fused(args, site, None, reason)
+      self.sites.append(sites_lib.DecidedSite(decided, origin, chain))
       return None
     self.note_change()
     dot = self.transform.product(recipe, site.weight)
@@ -143,17 +144,23 @@ class Dots(calls.Walker):
       )
 
   def _fused(
-    self, args: Sequence[Any], site: sites_lib.Site, scheme: Any
+    self,
+    args: Sequence[Any],
+    site: sites_lib.Site,
+    scheme: Any,
+    reason: str = "",
   ) -> tuple[list[Any], sites_lib.Chain | None]:
     """Returns operands of a matmul, with a prologue if it can be fused.
 
     Args:
       args, site: JAX's operands, and the matmul.
       scheme: the recipe, and which operand is the weight.
+      reason: why the matmul is not quantized; "" if it is.
     """
     given, arrays = self.known.given(args), (args[0], args[1])
     index = 1 if site.weight == "lhs" else 0
-    is_wanted = self.transform.fuse_activations or sites_lib.is_recording()
+    is_fusing = self.transform.fuse_activations and not reason
+    is_wanted = is_fusing or sites_lib.is_recording()
     if (
       not is_wanted or site.weight is None or operands.is_operand(given[index])
     ):
@@ -162,14 +169,16 @@ class Dots(calls.Walker):
     if found is None:
       return given, None
     note = found.reason
+    if reason:
+      note = f"the matmul is not quantized: {reason}"
     is_fused = not note and self.transform.fuse_activations
-    if found.call is not None:
-      reason, in_training = quantized_operand.prologue_refusals(
+    if found.call is not None and not reason:
+      refusal, in_training = quantized_operand.prologue_refusals(
         found.call.prologue, scheme, arrays, site.dimension_numbers
       )
-      is_fused &= not reason
-      if reason:
-        note = reason
+      is_fused &= not refusal
+      if refusal:
+        note = refusal
       elif not is_fused:
         note = f"pass fuse_activations=True to {_WHO}"
       elif in_training:

@@ -233,6 +233,7 @@ def multiplied(
   args: Sequence[Any],
   params: Mapping[str, Any],
   weights_of: Callable[[tuple[int, int, int]], scaled_array.ScaledArray],
+  rows_of: Callable[[tuple[int, int]], scaled_array.ScaledArray | None],
   implementation: str | None,
 ) -> jax.Array:
   """Computes one of JAX's ragged dots with quantized weights.
@@ -241,6 +242,8 @@ def multiplied(
     primitive, args, params, implementation: see `replaced`.
     weights_of: returns the weights, or raises `facts.NotSupported`. Its
       argument has the dimensions of rhs: groups, columns and contracted ones.
+    rows_of: returns the quantized lhs, or None. Its argument has the dimensions
+      of lhs: rows and contracted ones.
 
   Raises:
     facts.NotSupported: If `jp.ragged_dot` does not support the operation.
@@ -250,7 +253,8 @@ def multiplied(
   if dims is None:
     raise facts.NotSupported("it has batch dimensions, or contracts several")
   weights = weights_of((dims.group, dims.column, dims.weight_contracting))
-  return _product(primitive, args, params, dims, None, weights, implementation)
+  rows = rows_of((dims.rows, dims.contracting))
+  return _product(primitive, args, params, dims, rows, weights, implementation)
 
 
 def _product(

@@ -15,7 +15,6 @@ from typing import ClassVar
 from typing import Final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
@@ -211,10 +210,7 @@ class _Product(products.Product):
       return groups.align(x, sizes, self.lhs.multiple)[0]
     if side == "rhs" or not self.masks:
       return x
-    is_own = jnp.arange(x.shape[0], dtype=jnp.int32) < jnp.sum(
-      sizes, dtype=jnp.int32
-    )
-    return jnp.where(is_own[:, None], x, jnp.zeros((), x.dtype))
+    return groups.masked(x, sizes)
 
   def multiply(
     self,

@@ -1,0 +1,232 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged dots of experts quantize norms and gated activations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax import lax
+
+import jaxplugin as jp
+
+ROWS, MODEL, HIDDEN = 21, 64, 96
+SIZES = (5, 0, 9, 4)  # three rows have no group
+EXPERTS = len(SIZES)
+SHAPES = {
+  "gate": (EXPERTS, MODEL, HIDDEN),
+  "up": (EXPERTS, MODEL, HIDDEN),
+  "down": (EXPERTS, HIDDEN, MODEL),
+}
+# The numbers of `jp.ragged_dot`, with weights [groups, n, k].
+NUMBERS = lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), (0,), (0,))
+
+
+def normal(*shape, dtype=jnp.float32):
+  rng = np.random.default_rng(sum(shape))
+  return jnp.asarray(rng.normal(size=shape), dtype)
+
+
+def params_of(dtype=jnp.float32):
+  return {
+    "norm": 1 + normal(MODEL, dtype=dtype) / 8,
+    **{n: normal(*s, dtype=dtype) / 8 for n, s in SHAPES.items()},
+  }
+
+
+def quantized(params):
+  where = lambda p: 1 if p.array.ndim == 3 else False
+  return jp.quantize_params(params, "mxfp8", where=where)[0]
+
+
+def sizes():
+  return jnp.array(SIZES, jnp.int32)
+
+
+def llama(x, w):
+  h = x.astype(jnp.float32)
+  h = h * lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + 1e-6)
+  return w * h.astype(x.dtype)
+
+
+def mixtral(params, x, sizes):
+  """The experts of a Mixtral block, whose rows are sorted."""
+  dot = functools.partial(lax.ragged_dot, group_sizes=sizes)
+  h = llama(x, params["norm"])
+  gate = dot(h, params["gate"])
+  up = lax.ragged_dot_general(
+    h, params["up"].swapaxes(1, 2), sizes, NUMBERS, preferred_element_type=None
+  )
+  return dot(jax.nn.silu(gate) * up, params["down"])
+
+
+def by_producers(params, x, sizes, out_format="mxfp8"):
+  """`mixtral` by functions that quantize their results."""
+  weights = {n: jp.quantize(params[n].mT, "mxfp8") for n in SHAPES}
+  dot = functools.partial(
+    jp.ragged_dot, group_sizes=sizes, preferred_element_type=x.dtype
+  )
+  h = jp.nn.rms_norm(x, params["norm"], epsilon=1e-6, out_format=out_format)
+  gate, up = dot(h, weights["gate"]), dot(h, weights["up"])
+  y = jp.nn.silu_and_mul(gate, up, out_format=out_format)
+  return dot(y, weights["down"])
+
+
+def accepted(fn, activations="mxfp8", fuse_activations=True):
+  return jp.accept_quantized(
+    fn, activations=activations, fuse_activations=fuse_activations
+  )
+
+
+def outcomes(function, *args):
+  return [(c.name, c.outcome) for c in jp.explain(function, *args).chains]
+
+
+class AcceptedExpertsTest(parameterized.TestCase):
+  @parameterized.parameters(jnp.float32, jnp.bfloat16)
+  def test_result_has_the_bits_of_producers(self, dtype):
+    params, x = params_of(dtype), normal(ROWS, MODEL, dtype=dtype)
+    function = accepted(mixtral)
+
+    @jax.jit
+    def all_of_them(params, stored, x, sizes):
+      step = functools.partial(function, stored)
+      return (
+        by_producers(params, x, sizes),
+        step(x, sizes),
+        jax.checkpoint(function)(stored, x, sizes),
+        accepted(jax.checkpoint(mixtral))(stored, x, sizes),
+        accepted(jax.jit(mixtral))(stored, x, sizes),
+        jax.vmap(step)(x[None], sizes[None])[0],
+        lax.scan(lambda x, _: (step(x, sizes), None), x, length=1)[0],
+      )
+
+    first, *others = all_of_them(params, quantized(params), x, sizes())
+    self.assertGreater(np.abs(np.asarray(first, np.float32)).max(), 0.1)
+    for i, y in enumerate(others):
+      np.testing.assert_array_equal(first, y, err_msg=str(i))
+
+  def test_layers_of_a_scan_are_fused(self):
+    stack = jax.tree.map(lambda x: jnp.stack([x, x[::-1]]), params_of())
+    x = normal(ROWS, MODEL)
+
+    def model(params, x, sizes):
+      step = lambda x, p: (x + mixtral(p, x, sizes), None)
+      return lax.scan(step, x, params)[0]
+
+    where = lambda p: 2 if p.array.ndim == 4 else False
+    stored, _ = jp.quantize_params(stack, "mxfp8", where=where)
+    got = jax.jit(accepted(model))(stored, x, sizes())
+    want = x
+    for i in range(2):
+      params = jax.tree.map(lambda x, i=i: x[i], stack)
+      want = want + by_producers(params, want, sizes())
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+    found = outcomes(accepted(model), stored, x, sizes())
+    self.assertLen(found, 3)
+    self.assertEqual({outcome for _, outcome in found}, {"fused"})
+
+  def test_rows_are_quantized_without_prologues(self):
+    params, x = params_of(), normal(ROWS, MODEL)
+    for format in ("mxfp8", "nvfp4"):
+      dot = jax.jit(accepted(lax.ragged_dot, format, False))
+      got = dot(x.at[-1].set(999), quantized(params)["gate"], sizes())
+      rows = jp.quantize(x.at[sum(SIZES) :].set(0), format).dequantize()
+      weights = jp.quantize(params["gate"].mT, "mxfp8").dequantize()
+      rows, weights = (np.asarray(a, np.float64) for a in (rows, weights))
+      expert = np.repeat(range(EXPERTS), SIZES)
+      want = np.zeros((ROWS, HIDDEN))
+      want[: len(expert)] = np.einsum(
+        "mk,mnk->mn", rows[: len(expert)], weights[expert]
+      )
+      # f32 sums of 64 exact products below 16
+      np.testing.assert_allclose(got, want, rtol=0, atol=64 * 16 * 2.0**-24)
+
+  @parameterized.parameters(True, False)
+  def test_derivatives_are_those_of_the_model_in_f64(self, is_fused):
+    # The loss is linear in the result, so quantizing changes no gradient.
+    params, ones = params_of(), normal(ROWS, MODEL)
+    gate, up = normal(ROWS, HIDDEN), normal(HIDDEN, ROWS).T
+    dequantized = quantized(params)["down"].dequantize()
+
+    def loss(down, gate, up, ones, sizes):
+      y = lax.ragged_dot(jax.nn.silu(gate) * up, down, sizes)
+      return (y * ones).sum()
+
+    def second(function):
+      first = jax.grad(jax.jit(function), (1, 2))
+      of_first = lambda *args: sum(jnp.sin(x).sum() for x in first(*args))
+      return first, jax.grad(of_first, (1, 2))
+
+    def exact_loss(down, gate, up, ones, sizes):
+      del sizes
+      expert = np.repeat(range(EXPERTS), SIZES)
+      y = gate / (1 + jnp.exp(-gate)) * up
+      y = jnp.einsum("mk,mkn->mn", y[: len(expert)], down[expert])
+      return (y * ones[: len(expert)]).sum()
+
+    stored = quantized(params)["down"]
+    got = [
+      jax.jit(f)(stored, gate, up, ones, sizes())
+      for f in second(accepted(loss, fuse_activations=is_fused))
+    ]
+    with jax.enable_x64(True):
+      exact = [
+        jnp.asarray(np.asarray(a, np.float64))
+        for a in (dequantized, gate, up, ones)
+      ]
+      want = [jax.jit(f)(*exact, sizes()) for f in second(exact_loss)]
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+      self.assertGreater(abs(np.asarray(b)).max(), 0.1)
+      np.testing.assert_allclose(
+        a, b, rtol=0, atol=1e-5 * abs(np.asarray(b)).max()
+      )
+
+  def test_reasons_why_rows_are_separate(self):
+    params, x = params_of(), normal(ROWS, MODEL)
+
+    def transposed(params, x, sizes):
+      numbers = lax.RaggedDotDimensionNumbers(
+        (((0,), (1,)), ((), ())), (1,), (0,)
+      )
+      h = llama(x.T, params["norm"][:ROWS]).astype(x.dtype)
+      return lax.ragged_dot_general(h, params["gate"], sizes, numbers)
+
+    def reason(function):
+      found = outcomes(function, quantized(params), x, sizes())
+      self.assertLen(set(found), len({name for name, _ in found}))
+      return {outcome for _, outcome in found}
+
+    self.assertEqual(
+      reason(accepted(transposed)),
+      {"separate: the matmul reads it in another layout"},
+    )
+    self.assertEqual(
+      reason(accepted(mixtral, fuse_activations=False)),
+      {"separate: pass fuse_activations=True to accept_quantized"},
+    )
+    self.assertEqual(
+      reason(accepted(mixtral, "nvfp4")),
+      {"separate: rows without a group must not change the scale of nvfp4"},
+    )
+
+
+class QuantizedExpertsTest(absltest.TestCase):
+  def test_ragged_dots_of_quantize_dots_have_a_line(self):
+    function = jp.quantize_dots(mixtral, "mxfp8", fuse_activations=True)
+    found = outcomes(function, params_of(), normal(ROWS, MODEL), sizes())
+    self.assertEqual(
+      [name for name, _ in found],
+      ["rms_norm with weight"] * 2 + ["silu_and_mul with up"],
+    )
+    for _, outcome in found:
+      self.assertStartsWith(
+        outcome, "separate: the matmul is not quantized: it is a ragged dot;"
+      )
+
+
+if __name__ == "__main__":
+  absltest.main()
