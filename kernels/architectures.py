@@ -27,7 +27,6 @@ class Architecture:
       support; None for an AMD GPU.
     warp_size: threads of a warp (a wavefront).
     shared_memory_bytes: per block, opt-in maximum (LDS on AMD).
-    registers_per_thread: 32-bit registers that one thread can address.
     registers_per_core: 32-bit registers of an SM or CU.
     tensor_memory_columns: columns of 128 lanes x 32 bits per SM; 0 without
       tensor memory, which tcgen05's matrix instructions write to.
@@ -37,7 +36,6 @@ class Architecture:
       `tl.dot_scaled` is native; otherwise Triton upcasts in registers.
     scales_by_e4m3: whether these scales may be E4M3, as in NVFP4.
     mixes_fp4_and_fp8: whether Triton uses that instruction for FP4 times FP8.
-    has_fp8_pointers: whether Triton accepts E4M3 pointers on it.
     converts_e4m3: whether an instruction converts E4M3 to wider floats.
     casts_to_fp8: whether an instruction converts f32 to E4M3 and E5M2, to
       nearest even and saturating.
@@ -61,14 +59,12 @@ class Architecture:
   compute_capabilities: tuple[tuple[int, int], tuple[int, int]] | None = None
   warp_size: int
   shared_memory_bytes: int
-  registers_per_thread: int
   registers_per_core: int
   tensor_memory_columns: int = 0
   has_wgmma: bool = False
   has_scaled_dot: bool = False
   scales_by_e4m3: bool = False
   mixes_fp4_and_fp8: bool = False
-  has_fp8_pointers: bool = True
   converts_e4m3: bool = True
   casts_to_fp8: bool = False
   casts_to_fp4: bool = False
@@ -125,18 +121,13 @@ def _nvidia(
     compute_capabilities=(first, last),
     warp_size=32,
     shared_memory_bytes=shared_memory_kib * _KIB,
-    registers_per_thread=255,
     registers_per_core=64 * _KIB,
     **capabilities,
   )
 
 
 def _amd(
-  name: str,
-  warp_size: int,
-  lds_kib: int,
-  registers_per_thread: int,
-  **capabilities: Any,
+  name: str, warp_size: int, lds_kib: int, **capabilities: Any
 ) -> Architecture:
   return Architecture(
     name=name,
@@ -144,7 +135,6 @@ def _amd(
     triton_arch=name,
     warp_size=warp_size,
     shared_memory_bytes=lds_kib * _KIB,
-    registers_per_thread=registers_per_thread,
     # 512 vector registers a lane of four SIMDs, including AGPRs.
     registers_per_core=4 * 512 * 64,
     **capabilities,
@@ -178,29 +168,23 @@ _CDNA_4: Final = {"has_scaled_dot": True, "mixes_fp4_and_fp8": True}
 ARCHITECTURES: Final = {
   architecture.name: architecture
   for architecture in (
-    _nvidia(
-      *(80, (8, 0), (8, 8), 163),
-      has_fp8_pointers=False,
-      converts_e4m3=False,
-      has_int8_dot=True,
-    ),
+    _nvidia(80, (8, 0), (8, 8), 163, converts_e4m3=False, has_int8_dot=True),
     _nvidia(89, (8, 9), (8, 9), 99, **_ADA),
     _nvidia(90, (9, 0), (9, 0), 227, **_HOPPER),
     _nvidia(100, (10, 0), (10, 2), 227, **_DATACENTER_BLACKWELL),
     _nvidia(103, (10, 3), (10, 9), 227, **_DATACENTER_BLACKWELL),
     _nvidia(120, (12, 0), (12, 0), 99, **_BLACKWELL),
     _nvidia(121, (12, 1), (12, 9), 99, **_BLACKWELL),
-    _amd("gfx942", 64, 64, 512, converts_e4m3=False, multiplies_bf16=False),
+    _amd("gfx942", 64, 64, converts_e4m3=False, multiplies_bf16=False),
     _amd(
       "gfx950",
       64,
       160,
-      512,
       multiplies_bf16=False,
       has_e2m1_conversion_to_f32=True,
       **_CDNA_4,
     ),
-    _amd("gfx1250", 32, 320, 1024, **_CDNA_4),
+    _amd("gfx1250", 32, 320, **_CDNA_4),
   )
 }
 
