@@ -21,7 +21,6 @@ import numpy as np
 
 from jaxplugin.kernels import launching
 from jaxplugin.lab.inspection.ptx import blocks
-from jaxplugin.lab.inspection.ptx import conversions
 from jaxplugin.lab.inspection.ptx import faults
 from jaxplugin.lab.inspection.ptx import floats
 from jaxplugin.lab.inspection.ptx import global_memory
@@ -39,7 +38,6 @@ MOST_INSTRUCTIONS: Final = 1_000_000  # per block
 
 # By the first parts of a name. The longest match is used.
 _HANDLERS: Final[dict[str, blocks.Handler]] = {
-  **conversions.HANDLERS,
   **integers.HANDLERS,
   **movement.HANDLERS,
   **products.HANDLERS,

@@ -6,7 +6,6 @@ import dataclasses
 
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import latency
 from jaxplugin.kernels.gpu import matmul_plans
 
 from jaxplugin.kernels import architectures
@@ -59,6 +58,6 @@ class ScalesAheadTest(parameterized.TestCase):
 
 class ReduceTest(parameterized.TestCase):
   def test_a_thread_has_one_element_unless_there_are_many(self):
-    threads = 32 * latency.REDUCE_WARPS
-    self.assertEqual(latency.reduce_block(64 * 8192), threads)
-    self.assertEqual(latency.reduce_block(4096 * 8192), 4 * threads)
+    threads = 32 * matmul_plans.REDUCE_WARPS
+    self.assertEqual(matmul_plans.reduce_block(64 * 8192), threads)
+    self.assertEqual(matmul_plans.reduce_block(4096 * 8192), 4 * threads)
