@@ -35,7 +35,6 @@ from jaxplugin.dot.backends import cpu
 from jaxplugin.jaxext import exports_private
 from jaxplugin.operation import alternatives
 from jaxplugin.operation import primitive as operation_primitive
-from jaxplugin.operation import repro_data
 from jaxplugin.operation import repro_files
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.quantization import problems
@@ -218,7 +217,7 @@ def replay(path: str | os.PathLike[str], *, seed: int = 0) -> Replay:
     if arrays is None:
       streams = np.random.default_rng(seed).spawn(len(repro.inputs))
       arrays = tuple(
-        repro_data.generate(x.shape, x.dtype, x.statistics, rng)
+        repro_files.generate(x.shape, x.dtype, x.statistics, rng)
         for x, rng in zip(repro.inputs, streams, strict=True)
       )
   text = ""

@@ -34,8 +34,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.core import formats
+from jaxplugin.lab.commands import compile
 from jaxplugin.lab.compilation import deviceless
-from jaxplugin.lab.compilation import optimized
 from jaxplugin.testing import installed
 
 TABLE = pathlib.Path(__file__).with_suffix(".json")
@@ -76,7 +76,7 @@ def program(target, lhs_format, rhs_format, m):
 
   x = jax.ShapeDtypeStruct((m, K), jnp.bfloat16)
   compiled = deviceless.compile(f, x, weight, target=TARGETS[target])
-  return optimized.of_executable(
+  return compile.of_executable(
     "dot", TARGETS[target], compiled.runtime_executable()
   )
 
@@ -131,9 +131,7 @@ class LaunchesTest(parameterized.TestCase):
     compiled = deviceless.compile(
       f, spec(8 * N, "x"), spec(N, None), target=target, mesh=mesh
     )
-    found = optimized.of_executable(
-      "dot", target, compiled.runtime_executable()
-    )
+    found = compile.of_executable("dot", target, compiled.runtime_executable())
     # Three scales are multiplied before.
     is_of_three = format is jp.NVFP4 and factor is not None
     self.assertEqual(found.kernels, 1 + is_of_three, found.hlo(elide=True))

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
-from jaxplugin.lab.compilation import optimized
+from jaxplugin.lab.commands import compile
 from jaxplugin.stablehlo import modules
 from jaxplugin.testing import written_modules
 
@@ -28,7 +28,7 @@ DOT = written_modules.dot_module(m=128, n=384, k=256)
 
 
 def of_text(text, target=B200):
-  return optimized.of_module(modules.read(text, "m", trusted=True), target)
+  return compile.of_module(modules.read(text, "m", trusted=True), target)
 
 
 @needs_compiler
