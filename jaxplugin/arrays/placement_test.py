@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.core import formats
+from jaxplugin.testing.meshes import explicit
 
 NUM_DEVICES = 8
 M, N, K = 8, 16, 256
@@ -32,8 +33,7 @@ def quantized(format, *shape, seed=0, **kwargs):
 class PlacementTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    explicit.need_devices(self, NUM_DEVICES)
     devices = np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 4)
     self.mesh = jax.sharding.Mesh(devices, ("a", "b"))
 

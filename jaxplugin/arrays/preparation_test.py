@@ -3,7 +3,6 @@
 """Prepared weights keep their values in all uses of a `ScaledArray`."""
 
 import functools
-import importlib.util
 import itertools
 import pathlib
 import re
@@ -24,6 +23,7 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets as target_lib
 from jaxplugin.jaxext import jax_private
 from jaxplugin.testing import contract
+from jaxplugin.testing import installed
 
 FP4 = (jp.MXFP4, jp.NVFP4)
 TARGETS = ("cpu", "a100", "h100", "b200", "mi300x")
@@ -378,26 +378,6 @@ class HugePagesTest(parameterized.TestCase):
 class DotTest(parameterized.TestCase):
   """On CPUs every call restores the order of interleaved values."""
 
-  def check_bits(self, function, *args, targets=(H100, B200)):
-    expected = function(*args)
-    for target in targets:
-      prepared = jp.prepare_weights(args, target)
-      np.testing.assert_array_equal(function(*prepared), expected)
-
-  @parameterized.product(format=FP4, implementation=("xla", "cpu"))
-  @pytest.mark.full
-  def test_bits_are_those_of_the_usual_order(self, format, implementation):
-    if implementation == "cpu" and target_lib.current_target().cpu_kernels is (
-      None
-    ):
-      self.skipTest("the kernels for CPUs are not built")
-    dot = functools.partial(jp.block_scaled_dot, implementation=implementation)
-    x = weight(jp.MXFP8, (3, 96), 1)
-    self.check_bits(dot, x, weight(format), targets=(H100,))
-    self.check_bits(dot, weight(format), x, targets=(H100,))
-    y = np.ones((3, 96), np.float32)
-    self.check_bits(dot, y, weight(format))
-
   @parameterized.product(format=formats.FORMATS, target=(CPU, H100, B200))
   @pytest.mark.sample(4)
   def test_stacks_have_the_bits_of_the_usual_order(self, format, target):
@@ -508,10 +488,7 @@ class ExplainTest(absltest.TestCase):
     self.assertNotIn("prepared", notes)
 
 
-@absltest.skipIf(
-  importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "jax-cuda13-plugin is not installed",
-)
+@installed.needs("jax_cuda13_plugin")
 class OptimizedTest(parameterized.TestCase):
   def compiled(self, prepared_for, target):
     from jaxplugin.lab.compilation import deviceless

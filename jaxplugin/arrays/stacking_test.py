@@ -199,21 +199,6 @@ class ConcatenateTest(parameterized.TestCase):
     expected = np.concatenate([floats(x) for x in arrays], axis)
     np.testing.assert_array_equal(floats(joined), expected)
 
-  def test_product_of_three_projections_is_that_of_each(self):
-    x = quantized(jp.NVFP4, 3, 64, seed=9)
-    weights = [
-      quantized(jp.NVFP4, n, 64, seed=n, largest=10.0**-n) for n in (5, 7, 4)
-    ]
-    joined = jp.concatenate(weights)
-    self.assertEqual(joined.global_scale.shape, (16, 1))
-    for implementation in (None, "xla"):
-      dot = lambda w, i=implementation: np.asarray(
-        jp.block_scaled_dot(x, w, implementation=i)
-      )
-      exact = floats(x).astype(float) @ floats(joined).astype(float).T
-      magnitude = np.abs(floats(x)).astype(float) @ np.abs(floats(joined)).T
-      self.assertTrue((np.abs(dot(joined) - exact) <= 2**-20 * magnitude).all())
-
   def test_equal_global_scales_stay_one_number(self):
     arrays = [
       quantized(jp.NVFP4, n, 64, seed=n, global_scale=0.01) for n in (3, 5)
@@ -354,22 +339,6 @@ class StackTest(parameterized.TestCase):
     for i in range(4):
       one = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
       np.testing.assert_array_equal(floats(one), expected[i])
-
-  @parameterized.parameters(*FORMATS)
-  @pytest.mark.sample(1)
-  def test_scan_and_vmap_over_layers(self, format):
-    layers = [quantized(format, 64, 64, seed=i, largest=0.1) for i in range(4)]
-    x = jnp.ones((2, 64))
-    step = lambda x, w: jnp.tanh(jp.block_scaled_dot(x, w))
-    expected = x
-    for w in layers:
-      expected = step(expected, w)
-    stacked = jp.stack(layers)
-    actual, _ = jax.lax.scan(lambda x, w: (step(x, w), None), x, stacked)
-    np.testing.assert_array_equal(actual, expected)
-    each = jax.vmap(step, in_axes=(None, 0))(x, stacked)
-    for one, w in zip(each, layers, strict=True):
-      np.testing.assert_allclose(one, step(x, w), rtol=1e-5)
 
   def test_layouts_that_are_not_alike_are_packed(self):
     x = quantized(jp.NVFP4, 3, 64)

@@ -125,12 +125,3 @@ class ProductTest(parameterized.TestCase):
     found = re.findall(r"= stablehlo\.(?!constant)\w+", lowered.as_text())
     self.assertContainsSubset({"= stablehlo.multiply"}, found)
     self.assertLess(len(found), 32)
-
-  @pytest.mark.full
-  def test_a_second_derivative_is_there(self):
-    def function(first, second):
-      factor, power = epilogue.product([first, second])
-      return factor * jax.lax.stop_gradient(power)
-
-    mixed = jax.grad(jax.grad(function, 0), 1)(jnp.float32(3), jnp.float32(5))
-    self.assertEqual(mixed, 1)

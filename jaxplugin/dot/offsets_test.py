@@ -222,12 +222,6 @@ class OffsetsTest(parameterized.TestCase):
       np.isnan(found), np.arange(4)[None] == np.ones((2, 1))
     )
 
-  @parameterized.parameters("cpu", "xla")
-  def test_every_backend_has_it(self, implementation):
-    x, w = normal(1, ROWS, K), weight(jp.UINT4_128, COLUMNS, K)
-    found = jp.block_scaled_dot(x, w, implementation=implementation)
-    self.assert_is_product(found, x, w)
-
 
 X = np.random.default_rng(1).normal(size=(4, 256)).astype(np.float32)
 NUMBERS = (((1,), (1,)), ((), ()))

@@ -45,8 +45,6 @@ ACTIVATIONS = {
 # Sums of 128 products in f32, in another order, behind f32 activations: 2^-24
 # times a small multiple of the number of roundings, in units of the largest.
 F32_ERROR = 2.0**-17
-# Then a rounding to bf16, and the cotangent's own.
-BF16_ERROR = 2.0**-7
 
 HAS_CPU_KERNELS = jp.detect_target("cpu").cpu_kernels is not None
 
@@ -113,19 +111,6 @@ class SideTest(transformations.PrimitiveTestCase):
     np.testing.assert_array_equal(
       actual[0], jax.jit(function)(plain, operands, scales)
     )
-
-  @pytest.mark.full
-  def test_gradient_by_prepared_weights_is_that_of_the_weights(self):
-    rng = np.random.default_rng(0)
-    w = transformations.array(rng, jp.NVFP4, (6, 128))
-    x = integers(rng, (3, 128))
-    for name in ("a100", "b200"):
-      prepared = jp.prepare_weights(w, jp.named_target(name))
-      self.assertNotEqual(
-        (prepared.dtype, prepared.scale_layout), (w.dtype, w.scale_layout)
-      )
-      grad = lambda w: jax.grad(lambda x: jp.block_scaled_dot(x, w).sum())(x)
-      np.testing.assert_array_equal(grad(prepared), grad(w))
 
   def test_gradient_has_dimensions_in_the_order_of_its_side(self):
     # rhs names both contracting dimensions in the other order.
@@ -200,7 +185,7 @@ class SideTest(transformations.PrimitiveTestCase):
 class Composition:
   """A call with all that has a derivative, and the same without the package."""
 
-  def __init__(self, activation, dtype=jnp.float32, implementation=None):
+  def __init__(self, activation):
     rng = np.random.default_rng(0)
     normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     w = jp.quantize(normal(7, 128), jp.NVFP4)
@@ -212,87 +197,45 @@ class Composition:
       jnp.float32,
     )
     self.args = {
-      "lhs": normal(2, 3, 128).astype(dtype),
+      "lhs": normal(2, 3, 128),
       "global_scale": jnp.float32(2.0**-12),
-      "bias": normal(7).astype(dtype),
-      "residual": normal(2, 3, 7).astype(dtype),
+      "bias": normal(7),
+      "residual": normal(2, 3, 7),
     }
-    self.tangents = {
-      k: normal(*x.shape).astype(x.dtype) for k, x in self.args.items()
-    }
+    self.tangents = {k: normal(*x.shape) for k, x in self.args.items()}
     self.tangents["global_scale"] *= 2.0**-12
-    self.g = normal(2, 3, 7).astype(dtype)
+    self.g = normal(2, 3, 7)
 
     self.function = lambda lhs, **kwargs: jp.block_scaled_dot(
       lhs,
       self.w,
       dimension_numbers=(((2,), (1,)), ((), ())),
-      preferred_element_type=dtype,
       activation=activation,
-      implementation=implementation,
       **kwargs,
     )
 
     def expected(lhs, global_scale=1.0, bias=0.0, residual=0.0):
-      f32 = lambda x: jnp.asarray(x, jnp.float32)
-      y = jnp.einsum("abk,nk->abn", f32(lhs), dequantized, precision="highest")
-      y = ACTIVATIONS[activation](y * global_scale + f32(bias))
-      return (y + f32(residual)).astype(dtype)
+      y = jnp.einsum("abk,nk->abn", lhs, dequantized, precision="highest")
+      return ACTIVATIONS[activation](y * global_scale + bias) + residual
 
     self.expected = expected
 
 
 class EpilogueTest(parameterized.TestCase):
-  def assert_close(self, actual, expected, dtype=jnp.float32):
-    error = F32_ERROR if dtype == jnp.float32 else BF16_ERROR
+  def assert_close(self, actual, expected):
     for a, e in zip(
       jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
     ):
       self.assertEqual((a.shape, a.dtype), (e.shape, e.dtype))
       a, e = np.asarray(a, np.float64), np.asarray(e, np.float64)
-      np.testing.assert_allclose(a, e, rtol=0, atol=error * np.abs(e).max())
-
-  @parameterized.parameters(
-    (None, "bfloat16", "xla"),
-    (None, "float32", "cpu"),
-    ("relu", "float32", "xla"),
-    ("relu", "bfloat16", "cpu"),
-    ("gelu", "bfloat16", "xla"),
-    ("gelu", "float32", "cpu"),
-    ("silu", "float32", "xla"),
-    ("silu", "bfloat16", "cpu"),
-  )
-  @pytest.mark.full
-  def test_derivatives_are_those_of_the_composition(
-    self, activation, dtype, implementation
-  ):
-    if implementation == "cpu" and not HAS_CPU_KERNELS:
-      self.skipTest("no CPU kernels here")
-    dtype = jnp.dtype(dtype)
-    case = Composition(activation, dtype, implementation)
-
-    def derivatives(function):
-      function = lambda args, f=function: f(**args)
-
-      @jax.jit
-      def run(args, tangents, g):
-        value, pullback = jax.vjp(function, args)
-        return value, pullback(g), jax.jvp(function, (args,), (tangents,))
-
-      return run(case.args, case.tangents, case.g)
-
-    actual = derivatives(case.function)
-    self.assert_close(actual, derivatives(case.expected), dtype)
-    plain = jax.jit(case.function)(**case.args)
-    if activation in (None, "relu"):  # XLA computes the others in a derivative
-      np.testing.assert_array_equal(actual[0], plain)
-    np.testing.assert_array_equal(actual[2][0], actual[0])
+      np.testing.assert_allclose(a, e, rtol=0, atol=F32_ERROR * np.abs(e).max())
 
   @parameterized.product(
-    name=("lhs", "global_scale", "bias", "residual"), activation=(None, "silu")
+    activation=tuple(ACTIVATIONS),
+    name=("lhs", "global_scale", "bias", "residual"),
   )
-  @pytest.mark.sample(1)
-  def test_each_operand_alone_has_its_derivative(self, name, activation):
+  @pytest.mark.sample(2)
+  def test_each_operand_alone_has_its_derivative(self, activation, name):
     case = Composition(activation)
     x, tangent = case.args[name], case.tangents[name]
     only = lambda f: lambda x: f(**{**case.args, name: x})
@@ -456,29 +399,6 @@ class TransformTest(transformations.PrimitiveTestCase):
       for a, axis in zip(args, in_axes, strict=True)
     ]
     self.assert_same(actual, np.stack([pull(*entry(i)) for i in range(4)]))
-
-  @pytest.mark.full
-  def test_gradient_of_a_scan_over_stacked_weights_is_that_of_a_loop(self):
-    eye = jnp.eye(5, 64) / 64
-
-    def layer(x, w):
-      return jp.block_scaled_dot(x, w, activation="relu") @ eye
-
-    def by_scan(x, remat):
-      step = lambda x, w: (layer(x, w), None)
-      step = jax.checkpoint(step) if remat else step
-      return lax.scan(step, x, self.stack)[0].sum()
-
-    def by_loop(x):
-      for i in range(4):
-        x = layer(x, jax.tree.map(lambda t, i=i: t[i], self.stack))
-      return x.sum()
-
-    expected = jax.grad(by_loop)(self.x)
-    self.assertTrue(np.any(expected))
-    for remat in (False, True):
-      actual = jax.jit(jax.grad(by_scan), static_argnums=1)(self.x, remat)
-      np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
   def test_linear_transpose_is_the_pullback(self):
     function = lambda x: jp.block_scaled_dot(x, self.w)

@@ -310,27 +310,6 @@ class GradientTest(explicit.InsideTestCase):
     self.assertEqual(jax.typeof(result), jax.typeof(x))
     np.testing.assert_array_equal(result, g @ W)
 
-  @pytest.mark.full
-  def test_second_derivative(self):
-    w_q = nvfp4(W)
-
-    def twice(x, v, w, out):
-      def loss(x):
-        y = jp.block_scaled_dot(x, w, out_sharding=out)
-        return jnp.sum(y * y * y) / 2**20
-
-      gradient = jax.grad(loss)
-      _, forward = jax.jvp(gradient, (x,), (v,))
-      return forward, jax.grad(lambda x: jnp.sum(gradient(x) * v))(x)
-
-    expected, _ = twice(X, X, w_q, None)
-    x = self.put(X, P("a", "b"))
-    args = x, x, self.put(w_q, P(None, "b"))
-    for actual in jax.jit(lambda *args: twice(*args, P("a")))(*args):
-      self.assertEqual(jax.typeof(actual), jax.typeof(x))
-      scale = float(np.abs(expected).max())
-      np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * scale)
-
   def test_exported_gradient_gathers_bytes_and_runs(self):
     x = self.put(X, P("b"))
     w = self.put(jp.quantize(W, jp.MXFP8), P(None, "b"))

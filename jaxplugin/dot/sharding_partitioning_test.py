@@ -471,20 +471,6 @@ class ReduceDtypeTest(explicit.AutoTestCase):
     result = function(self.put(lhs, P("a")), self.put(rhs, P("b")))
     np.testing.assert_array_equal(result, expected)
 
-  @pytest.mark.full
-  def test_sum_over_two_axes_is_dealt_out_along_two_dimensions(self):
-    x = integers(0, 8, 128, 16)
-    g = integers(1, 8, 128, 32)
-    numbers = (((0, 1), (0, 1)), ((), ()))
-    function = jax.jit(
-      functools.partial(jp.block_scaled_dot, dimension_numbers=numbers),
-      out_shardings=NamedSharding(self.mesh, P("b", "a")),
-    )
-    x_q, g_q = (jp.quantize(v, jp.MXFP8, axis=1) for v in (x, g))
-    rows = [self.put(v, P("a", "b")) for v in (g_q, x_q)]
-    result = function(*rows)
-    np.testing.assert_array_equal(result, np.einsum("bsn,bsk->nk", g, x))
-
 
 class ArgumentTest(parameterized.TestCase):
   @parameterized.parameters("int8", "float64", "no dtype")

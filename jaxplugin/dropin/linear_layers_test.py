@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.testing import contract
+from jaxplugin.testing.meshes import explicit
 
 LAYERS, N, K = 3, 12, 64
 NUM_DEVICES = 2
@@ -89,19 +90,6 @@ class LayersTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "linear: precision must be None"):
       jax.jit(functools.partial(each_layer, precision="fast"))(x, stack)
 
-  @pytest.mark.full
-  def test_global_scales_of_layers_are_their_own(self):
-    rng = np.random.default_rng(2)
-    weights = rng.normal(size=(LAYERS, N, K)).astype(np.float32)
-    weights *= 10.0 ** np.arange(LAYERS)[:, None, None]
-    stack = jp.quantize(weights, jp.NVFP4, batch_dims=1)
-    x = jp.quantize(rng.normal(size=(4, K)).astype(np.float32), jp.NVFP4)
-    actual = each_layer(x, stack)
-    for i in range(LAYERS):
-      np.testing.assert_array_equal(
-        actual[i], jp.linear(x, stack[i]), err_msg=str(i)
-      )
-
   def test_global_scale_of_each_row_of_a_layer(self):
     # Weights of one; the ragged kernels have one global scale for a layer.
     scale = np.exp2(np.arange(LAYERS * N).reshape(LAYERS, N, 1) % 7)
@@ -156,8 +144,7 @@ class LayersTest(parameterized.TestCase):
 
 class CopiesTest(absltest.TestCase):
   def mesh(self):
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    explicit.need_devices(self, NUM_DEVICES)
     return jax.make_mesh((NUM_DEVICES,), ("x",))
 
   @absltest.skipUnless(HAS_KERNELS, "no CPU kernels here")

@@ -12,6 +12,7 @@ from jax.sharding import AxisType
 import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.testing import contract
+from jaxplugin.testing.meshes import explicit
 
 NUM_DEVICES = 4
 K, N = 64, 12
@@ -121,8 +122,7 @@ class LinearTest(parameterized.TestCase):
   @parameterized.product(is_stack=(False, True), is_traced=(False, True))
   @pytest.mark.sample(2)
   def test_out_sharding_places_the_sum_over_k(self, is_stack, is_traced):
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    explicit.need_devices(self, NUM_DEVICES)
     rng = np.random.default_rng(7)
     lead = (3,) if is_stack else ()
     x, w = make(rng, contract.F32, (4, K)), make(rng, jp.MXFP8, (*lead, N, K))
@@ -142,8 +142,7 @@ class LinearTest(parameterized.TestCase):
     contract.assert_exact(actual, exact, contract.F32)
 
   def test_layers_divided_over_explicit_axes_are_refused(self):
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    explicit.need_devices(self, NUM_DEVICES)
     rng = np.random.default_rng(8)
     x, stack = make(rng, contract.F32, (4, K)), make(rng, jp.MXFP8, (4, N, K))
     mesh = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Explicit,))

@@ -7,14 +7,11 @@ Modules of earlier releases give the same bits: docs/how_to/export.md.
 
 from __future__ import annotations
 
-import importlib.util
-
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
@@ -26,10 +23,12 @@ from jaxplugin.kernels.cpu import library
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.runtime import triton_calls
 from jaxplugin.tables import resolution
+from jaxplugin.testing import installed
 from jaxplugin.testing import transformations
 from jaxplugin.testing.exported import reading
 from jaxplugin.testing.exported import release_0_1
 from jaxplugin.testing.exported import sample
+from jaxplugin.testing.meshes import explicit
 
 B200 = jp.named_target("b200", cudnn="9.13")
 H100 = jp.named_target("h100")
@@ -38,10 +37,7 @@ TRITON = triton_calls.FFI_CALL.name
 HAS_KERNELS = jp.detect_target("cpu").cpu_kernels is not None
 
 calls_in = reading.calls_in
-needs_gpu_compiler = absltest.skipIf(
-  importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "jax-cuda13-plugin is not installed",
-)
+needs_gpu_compiler = installed.needs("jax_cuda13_plugin")
 
 
 def operands(format=jp.MXFP8, m=3, n=5, k=64):
@@ -394,8 +390,7 @@ M, N, K = 16, 64, 256
 class ExportCase(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, here are fewer")
+    explicit.need_devices(self, NUM_DEVICES)
     devices = np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 4)
     self.mesh = jax.sharding.Mesh(devices, ("a", "b"))
     self.rng = np.random.default_rng(0)

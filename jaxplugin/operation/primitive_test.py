@@ -15,6 +15,7 @@ from jax.extend import core as extend_core
 import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.operation import primitive
+from jaxplugin.testing.meshes import explicit
 
 # An identity whose lowering appends (platform, platforms of the module).
 LOWERED = []
@@ -74,8 +75,7 @@ class PlatformsTest(parameterized.TestCase):
 
 class PartitionedTest(parameterized.TestCase):
   def lower(self, function, k):
-    if jax.device_count() < 2:
-      self.skipTest(f"needs 2 devices, has {jax.device_count()}")
+    explicit.need_devices(self, 2)
     auto = (jax.sharding.AxisType.Auto,)
     devices = jax.devices()[:2]
     mesh = jax.make_mesh((2,), ("x",), axis_types=auto, devices=devices)

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.testing.meshes import explicit
 
 NUM_DEVICES = 4
 CONTRACTION = jax.lax.RaggedDotDimensionNumbers(
@@ -49,8 +50,7 @@ CALLS = {
 class GspmdTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    explicit.need_devices(self, NUM_DEVICES)
     shardy = jax.config.jax_use_shardy_partitioner
     self.addCleanup(jax.config.update, "jax_use_shardy_partitioner", shardy)
     jax.config.update("jax_use_shardy_partitioner", False)

@@ -169,20 +169,6 @@ class VmapTest(parameterized.TestCase):
           scale = float(np.abs(want).max()) + 1e-30
           np.testing.assert_allclose(have[i], want, atol=1e-5 * scale)
 
-  @pytest.mark.full
-  def test_a_vmap_of_a_vmap(self):
-    mapped = ("lhs", "rhs", "sizes")
-    (lhs, rhs, sizes, _), of_entry = self.operands(jp.MXFP8, jp.MXFP8, mapped)
-    twice = jax.tree.map(lambda x: jnp.stack([x, x]), lhs)
-    inner = jax.vmap(jp.ragged_dot)
-    function = jax.vmap(inner, (0, None, None))
-    actual = function(twice, rhs, sizes)
-    for i in range(ENTRIES):
-      expected = ragged_suite.expected_of(*of_entry(i)[:3])
-      np.testing.assert_array_equal(actual[0, i], expected)
-      np.testing.assert_array_equal(actual[1, i], expected)
-    self.assertEqual(ragged_dots(function, twice, rhs, sizes), (1, 0))
-
   # Three times 2^30 is below zero in i32, and three times -2^30 is above.
   @parameterized.parameters(
     ([2**30, 0, 0, 0], [M, 0, 0, 0]),

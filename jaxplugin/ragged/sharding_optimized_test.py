@@ -2,30 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """XLA's GPU compiler splits a ragged dot; no GPU is needed."""
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.lab.compilation import deviceless
+from jaxplugin.testing import installed
 from jaxplugin.testing.oracles import hlo_traffic
 
 GROUPS, M, N, K = 8, 64, 256, 512
 
 
-@absltest.skipIf(
-  any(
-    importlib.util.find_spec(name) is None
-    for name in ("triton", "jax_cuda13_plugin")
-  ),
-  "triton or jax-cuda13-plugin is not installed",
-)
+@installed.needs_gpu_compilers
 class OptimizedTest(parameterized.TestCase):
   @parameterized.parameters(
     ("h100", False, P("a"), P("b"), [("all-reduce", "bf16")]),

@@ -135,31 +135,3 @@ class StraightThroughTest(parameterized.TestCase):
     expected = jax.jit(lambda: along(theirs, _rounded))()
     size = np.abs(expected).max()
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-3 * size)
-
-  @pytest.mark.full
-  def test_vmap_scan_and_remat(self):
-    stack = np.stack([W, 2 * W]) / 16
-
-    @jax.checkpoint
-    def layer(x, w):
-      y = jp.ragged_dot(_through(x, jp.MXFP8), _through(w, jp.MXFP8), _SIZES)
-      return jnp.tile(jnp.tanh(y), (1, _K // _N)), None
-
-    def scanned(x, stack):
-      return jnp.sum(jax.lax.scan(layer, x, stack)[0])
-
-    def unrolled(x, stack):
-      for w in stack:
-        x, _ = layer(x, w)
-      return jnp.sum(x)
-
-    actual, expected = (
-      jax.jit(jax.grad(f, (0, 1)))(X, stack) for f in (scanned, unrolled)
-    )
-    for a, e in zip(actual, expected, strict=True):
-      np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
-    f = jax.grad(lambda x, w: jnp.sum(layer(x, w)[0]), (0, 1))
-    many = jax.jit(jax.vmap(f, (None, 0)))(X, stack)
-    for i in range(2):
-      for a, e in zip(many, jax.jit(f)(X, stack[i]), strict=True):
-        np.testing.assert_allclose(a[i], e, rtol=1e-4, atol=1e-5)

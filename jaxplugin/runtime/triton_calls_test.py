@@ -25,6 +25,7 @@ from jaxplugin.jaxext import jaxlib_private
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.runtime import triton_calls
 from jaxplugin.runtime import triton_library
+from jaxplugin.testing import installed
 
 FFI, LEGACY = triton_calls.FFI_CALL, triton_calls.LEGACY_CALL
 H200 = jp.named_target("h200")
@@ -38,10 +39,7 @@ HLO_VERSIONS = {
 needs_jax_triton = absltest.skipIf(
   bool(triton_library._import_error()), "jax-triton cannot be imported"
 )
-needs_compiler = absltest.skipIf(
-  importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "jax-cuda13-plugin is not installed",
-)
+needs_compiler = installed.needs("jax_cuda13_plugin")
 
 
 def quantize(x):

@@ -3,13 +3,11 @@
 """`accumulate` is a loop over parts, with one sum over devices."""
 
 import functools
-import importlib.util
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
@@ -18,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import jaxplugin as jp
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.lab.planning import collectives
+from jaxplugin.testing import installed
 from jaxplugin.testing.meshes import explicit
 
 MATMUL = (((1,), (0,)), ((), ()))
@@ -335,10 +334,7 @@ class CollectivesTest(parameterized.TestCase):
       2 * (WEIGHT_BYTES / 4) * 1 / 2,
     )
 
-  @absltest.skipIf(
-    importlib.util.find_spec("jax_cuda13_plugin") is None,
-    "jax-cuda13-plugin is not installed",
-  )
+  @installed.needs("jax_cuda13_plugin")
   @parameterized.parameters(
     (P(), P(), 2 * WEIGHT_BYTES * 7 / 8),
     # The sums are scattered.

@@ -3,7 +3,6 @@
 """`dot_general`'s arguments, and its shardings, are those of JAX's own."""
 
 import functools
-import importlib.util
 import inspect
 import re
 
@@ -21,6 +20,7 @@ import jaxplugin as jp
 from jaxplugin.dot import reference
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.lab.planning import collectives
+from jaxplugin.testing import installed
 from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.oracles import gradients_oracle
 
@@ -308,10 +308,7 @@ def sent(layout, format):
   return collectives.of_compiled(compiled, mesh)
 
 
-@absltest.skipIf(
-  importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "jax-cuda13-plugin is not installed",
-)
+@installed.needs("jax_cuda13_plugin")
 class SentTest(parameterized.TestCase):
   @parameterized.parameters(
     ("tp", jp.MXFP8, 1.0),
@@ -385,8 +382,7 @@ def magnitudes(make):
 class ValuesTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    explicit.need_devices(self, NUM_DEVICES)
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     self.mesh = jax.sharding.Mesh(devices, ("f", "t"))
 

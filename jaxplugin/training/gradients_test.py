@@ -20,6 +20,7 @@ from jaxplugin.core import blocking
 from jaxplugin.dot import reference
 from jaxplugin.testing import quantization_lowerings
 from jaxplugin.testing import transformations
+from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.oracles import gradients_oracle
 from jaxplugin.testing.oracles import gradients_oracle as testing
 from jaxplugin.training import products
@@ -151,8 +152,7 @@ class DotGeneralTest(WithinTestCase):
     )
 
   def test_shard_map_sums_the_gradient_of_a_replicated_weight(self):
-    if jax.device_count() < 2:
-      self.skipTest(f"needs 2 devices, has {jax.device_count()}")
+    explicit.need_devices(self, 2)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
     spec = jax.sharding.PartitionSpec
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
@@ -344,26 +344,6 @@ class ForwardTest(WithinTestCase):
       expected_tangent(tangent, "mk", rhs, "kn", "mn", jp.MXFP8),
       rounding=testing.BF16_ROUNDING,
     )
-
-  @pytest.mark.full
-  def test_gradient_of_a_mapped_weight_is_the_sum(self):
-    # The tangents are mapped, and then transposed.
-    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    lhs, rhs = testing.normal(0, "bmk"), testing.normal(1, "kn")
-    g = testing.normal(2, "bmn")
-    dot = lambda x, rhs: function(x, rhs, MATMUL)
-    _, vjp = jax.vjp(jax.vmap(dot, in_axes=(0, None)), lhs, rhs)
-    lhs_grad, rhs_grad = vjp(jnp.asarray(g))
-    for i, row in enumerate(g):
-      expected = testing.expected_product(
-        row, "mn", rhs, "kn", "mk", jp.MXFP8, jp.MXFP8
-      )
-      self.assert_within(lhs_grad[i], expected)
-    terms = [
-      testing.expected_product(x, "mk", y, "mn", "kn", jp.MXFP8, jp.MXFP8)
-      for x, y in zip(lhs, g, strict=True)
-    ]
-    self.assert_within(rhs_grad, *terms)
 
   def test_second_derivatives_of_products_in_high_precision(self):
     function = jp.dot_general(

@@ -17,6 +17,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.oracles import gradients_oracle
 from jaxplugin.testing.oracles import recipes_oracle
 
@@ -426,8 +427,7 @@ class TransformationsTest(parameterized.TestCase):
   @parameterized.parameters(True, False)
   @pytest.mark.full
   def test_shard_map_rounds_each_shard_by_its_key(self, one_key):
-    if jax.device_count() < 2:
-      self.skipTest(f"needs 2 devices, has {jax.device_count()}")
+    explicit.need_devices(self, 2)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
     spec = jax.sharding.PartitionSpec
     loss = loss_of(ROUNDED)

@@ -35,6 +35,7 @@ from jaxplugin.tables import writing
 from jaxplugin.testing import dot_problems
 from jaxplugin.testing.measured import dot_tables
 from jaxplugin.testing.measured import packaged
+from jaxplugin.testing.meshes import explicit
 
 H200 = dot_tables.H200
 PATHS = sorted(resolution.DATA.glob("*"))
@@ -606,8 +607,7 @@ class TuningContextTest(FolderTestCase):
     self.assertEqual(found, {"this": "xla", "other": "cpu"})
 
   def test_a_partitioned_dot_asks_for_each_device_s_share(self):
-    if jax.device_count() < 2:
-      self.skipTest("needs two devices")
+    explicit.need_devices(self, 2)
     mesh = jax.make_mesh((2,), ("x",))
     spec = jax.sharding.PartitionSpec("x")
     x, w = operands(6)

@@ -4,11 +4,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
-from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
@@ -17,13 +14,11 @@ from jax.sharding import PartitionSpec
 import jaxplugin as jp
 from jaxplugin.lab.commands import compile
 from jaxplugin.stablehlo import modules
+from jaxplugin.testing import installed
 from jaxplugin.testing import written_modules
 
 B200 = jp.named_target("b200", cudnn="9.13")
-needs_compiler = absltest.skipIf(
-  importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "jax-cuda13-plugin is not installed",
-)
+needs_compiler = installed.needs("jax_cuda13_plugin")
 DOT = written_modules.dot_module(m=128, n=384, k=256)
 
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import subprocess
 import sys
 import warnings
@@ -21,12 +20,10 @@ from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
 from jaxplugin.lab.compilation import deviceless
+from jaxplugin.testing import installed
 
 B200 = jp.named_target("b200", cudnn="9.13")
-needs_compiler = absltest.skipIf(
-  importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "jax-cuda13-plugin is not installed",
-)
+needs_compiler = installed.needs("jax_cuda13_plugin")
 
 
 def spec(shape, dtype=jnp.bfloat16, sharding=None):

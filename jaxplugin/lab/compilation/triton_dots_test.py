@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -16,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
@@ -26,11 +24,10 @@ from jaxplugin.dot.backends import triton
 from jaxplugin.lab.compilation import triton_dots
 from jaxplugin.testing import contract
 from jaxplugin.testing import dot_problems
+from jaxplugin.testing import installed
 from jaxplugin.testing.dot_suite import dot_cases
 
-needs_triton = absltest.skipIf(
-  importlib.util.find_spec("triton") is None, "triton is not installed"
-)
+needs_triton = installed.needs_triton
 
 
 def make_problem(lhs, rhs, **changes):

@@ -14,7 +14,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.ragged.backends import cpu
 from jaxplugin.testing.dot_suite import ragged_suite
 
 SIZES = np.array([5, 0, 4], np.int32)
@@ -153,17 +152,6 @@ class FastestPrecisionTest(parameterized.TestCase):
     )
     expected = self.dot(self.x, jp.quantize(w, "mxfp4"), SIZES)
     np.testing.assert_array_equal(got, expected)
-
-  def test_exported_calls_keep_the_precision(self):
-    function = jax.jit(self.dot)
-    allow = jax.export.DisabledSafetyCheck.custom_call(cpu._RAGGED_DOT)
-    exported = jax.export.export(function, disabled_checks=[allow])(
-      self.x, self.w, SIZES
-    )
-    again = jax.export.deserialize(exported.serialize())
-    np.testing.assert_array_equal(
-      again.call(self.x, self.w, SIZES), self.of_groups(self.x)
-    )
 
 
 class FastestNoteTest(absltest.TestCase):

@@ -9,11 +9,8 @@ lowered and compiled for GPUs that are not attached.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 import re
-import sys
-from unittest import mock
 
 import jax
 import jax.export
@@ -31,6 +28,7 @@ from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import contract
+from jaxplugin.testing import installed
 from jaxplugin.testing import interpreted
 from jaxplugin.testing.dot_suite import ragged_suite
 
@@ -228,22 +226,6 @@ class DecodeTest(_TestCase):
     (launch,) = self.launched
     self.assertLessEqual(launch.grid, m * -(-n // 16))
 
-  @pytest.mark.full
-  def test_split_k(self):
-    rng = np.random.default_rng(0)
-    groups, n, k = 8, 16, 4096
-    w_q, exact = ragged_suite.operand(
-      rng, jp.MXFP8, (groups, n, k), integers=True
-    )
-    x = rng.integers(-4, 5, (2, k)).astype(jnp.bfloat16)
-    bias = rng.integers(-4, 5, (groups, n)).astype(np.float32)
-    sizes = np.array([0, 0, 0, 1, 0, 0, 0, 0])
-    expected, _ = ragged_suite.oracle(x.astype(np.float64), exact, sizes)
-    expected[0] = np.maximum(expected[0] + bias[3], 0)
-    actual = self.dot(x, w_q, sizes, bias=bias, activation="relu")
-    np.testing.assert_array_equal(actual, expected)
-    self.assertIn("ragged_reduce_split", self.names())
-
 
 @needs_interpreter
 @pytest.mark.full
@@ -330,30 +312,6 @@ class ChoiceTest(parameterized.TestCase):
       self.assertEqual(decision.implementation, "xla")
       self.assertIn(text, reasons["triton"])
 
-  def test_asked_for_where_it_cannot_serve_is_an_error(self):
-    x, w_q, _ = _operands(jp.MXFP8)
-    with (
-      jp.use_target(targets.named_target("cpu")),
-      self.assertRaisesRegex(
-        NotImplementedError, "(?s)ragged_dot: .*'triton'.* needs an NVIDIA or"
-      ),
-    ):
-      jp.ragged_dot(x, w_q, _SIZES, implementation="triton")
-
-  def test_missing_jax_triton_is_told(self):
-    x, w_q, _ = _operands(jp.MXFP8)
-    triton_library._import_error.cache_clear()
-    self.addCleanup(triton_library._import_error.cache_clear)
-    with (
-      mock.patch.dict(sys.modules, {"jax_triton": None}),
-      jp.use_target(targets.named_target("h200")),
-    ):
-      traced = jax.jit(jp.ragged_dot).trace(x, w_q, _SIZES)
-      with self.assertRaisesRegex(
-        NotImplementedError, "ragged_dot: .* needs jax-triton"
-      ):
-        traced.lower(lowering_platforms=("cuda",))
-
 
 GROUPS, M, N, K = 32, 8, 704, 1536
 # What XLA has the host decide or wait for, and copies to it.
@@ -361,9 +319,7 @@ HOST = re.compile(
   r"\b(while|conditional|infeed|outfeed|send|recv|copy-start)\("
 )
 
-needs_triton = absltest.skipIf(
-  importlib.util.find_spec("triton") is None, "triton is not installed"
-)
+needs_triton = installed.needs_triton
 
 
 def experts(format, name=None):
@@ -400,21 +356,6 @@ class LoweredTest(parameterized.TestCase):
     self.assertEqual(text.count("@triton_kernel_call"), 2)
     self.assertNotRegex(text, r"stablehlo\.(while|dot_general|case)")
 
-  @pytest.mark.full
-  def test_export_for_cuda_without_a_gpu(self):
-    function = functools.partial(jp.ragged_dot, implementation="triton")
-    with jp.use_target(targets.named_target("h200")):
-      exported = jax.export.export(
-        jax.jit(function),
-        platforms=("cuda",),
-        disabled_checks=[
-          # The latter by jax-triton 0.4 and newer.
-          jax.export.DisabledSafetyCheck.custom_call(target)
-          for target in ("triton_kernel_call", "triton_kernel_call_ffi")
-        ],
-      )(rows(), experts(jp.MXFP4), SIZES)
-    self.assertIn("triton_kernel_call", exported.mlir_module())
-
   def test_gradient_calls_kernels_too(self):
     def loss(x, w, sizes):
       return jnp.sum(jp.ragged_dot(x, w, sizes) ** 2)
@@ -429,10 +370,7 @@ class LoweredTest(parameterized.TestCase):
 
 
 @needs_triton
-@absltest.skipIf(
-  importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "jax-cuda13-plugin is not installed",
-)
+@installed.needs("jax_cuda13_plugin")
 class OptimizedTest(parameterized.TestCase):
   """The lowering, compiled by XLA's GPU compiler without a GPU."""
 

@@ -18,10 +18,10 @@ SIZES: Final = (2, 4)
 NUM_DEVICES: Final = 8
 
 
-def need_devices(test: unittest.TestCase) -> None:
-  """Skips the test if there are fewer than `NUM_DEVICES` devices."""
-  if jax.device_count() < NUM_DEVICES:
-    test.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+def need_devices(test: unittest.TestCase, count: int = NUM_DEVICES) -> None:
+  """Skips the test if there are fewer than `count` devices."""
+  if jax.device_count() < count:
+    test.skipTest(f"needs {count} devices, has {jax.device_count()}")
 
 
 def mesh(
