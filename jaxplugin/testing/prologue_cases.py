@@ -139,7 +139,8 @@ class KernelCase:
 
 def kernel_cases():
   """Returns a case of each kernel that computes a prologue."""
-  norm, with_bias, with_up, gated = (CASES[i] for i in (1, 3, 7, 8))
+  norm, with_residual, with_bias = CASES[1:4]
+  with_up, gated = CASES[7:9]
   both, last, nvfp4 = along(2, merged=True), along(2), formats.NVFP4
 
   def case(
@@ -172,7 +173,12 @@ def kernel_cases():
     case("both_gelu_and_mul_nvfp4", with_up, both, nvfp4,
          others=("finite_amax_both",)),
     case("both_swigluoai_mxfp8_amax", gated, both, returns_amax=True),
-    # The operations compute the prologue.
-    case("both_mxfp8", norm, along(2, 1)),
+    case("both_rms_norm_mxfp8", norm, along(2, 1),
+         others=("rms_norm_statistics",)),
+    case("both_layer_norm_nvfp4_amax", with_residual, both, nvfp4,
+         others=("layer_norm_statistics", "finite_amax_both"),
+         returns_amax=True),
+    case("layer_norm_mxfp8", with_bias, along(1),
+         others=("layer_norm_statistics",)),
   )
   # fmt: on

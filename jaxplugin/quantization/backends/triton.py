@@ -6,6 +6,8 @@ The kernels write values and scale from one read of x, also along two axes if
 `triton_shapes` finds a launch. They apply recipes' options in the same pass.
 Their bits are the same as those of XLA ops. They also compute a prologue in the
 same pass, whose f32 result may differ from that of XLA ops in its last bits.
+A pass before computes the statistics of a norm's rows unless tiles have whole
+rows.
 """
 
 from __future__ import annotations
@@ -176,6 +178,18 @@ def num_maxima(
 ) -> int:
   """Returns the number of `maxima` for each blocking."""
   return triton_shapes.maxima_launch(problem, target).grid
+
+
+def computes_statistics(
+  problem: problems.QuantizationProblem, target: targets.Target
+) -> bool:
+  """Returns whether a launch before computes the statistics of a norm's rows.
+
+  `supports` must accept the problem.
+  """
+  launches = triton_shapes.launches(problem, target)
+  assert not isinstance(launches, decisions.Unsupported)
+  return any(each.kernel == "norm_statistics" for each in launches)
 
 
 def _run(

@@ -82,13 +82,11 @@ class ChoiceTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-    ((1, along(1)), {}, "computes rms_norm with blocks along the last"),
-    ((1, along(2, 1)), {}, "computes rms_norm with blocks along the last"),
+    ((1, along(0)), {"shape": (32, 2, 32)}, "computes rms_norm with whole"),
     ((5, along(0)), {"shape": (32, 2, 32)}, "computes silu_and_mul with whole"),
     ((5, along(2)), {"shape": (2, 2, 33)}, "computes silu_and_mul with whole"),
     ((5, along(2, 0)), {"shape": (32, 2, 32)}, "computes silu_and_mul with"),
     ((5,), {"shape": (None, 2, 32)}, "needs static sizes for silu_and_mul"),
-    ((1,), {"shape": (1, 1, 16416)}, "16 warps, got 16416 features"),
   )
   def test_refusals_say_why(self, args, fields, reason):
     refusal = triton.supports(self.problem(*args, **fields), H200)
@@ -98,7 +96,12 @@ class ChoiceTest(parameterized.TestCase):
     module = lowering.Module(platforms=("cuda",))
     for problem, note in (
       (self.problem(1), ""),
-      (self.problem(1, along(1)), "a separate XLA operation, because triton:"),
+      (
+        self.problem(1, along(0), (32, 2, 32)),
+        "a separate XLA operation, because triton:",
+      ),
+      (self.problem(1, along(1)), "^x is read once more, because a first pass"),
+      (self.problem(1, shape=(1, 1, 16416)), "^x is read once more"),
       (self.problem(1, format=formats.NVFP4), "twice, because a first pass"),
     ):
       (part,) = backends.decide(problem, module, H200)

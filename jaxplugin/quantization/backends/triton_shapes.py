@@ -33,8 +33,6 @@ from jaxplugin.runtime import triton_library
 
 _PLANNED_ROWS: Final = 16  # if the number of rows is symbolic
 _MAX_PROGRAMS: Final = 2**31 - 1  # CUDA's limit on the first grid dimension
-# Warps of a program that keeps a row of a norm in registers; more would spill.
-_MAX_WARPS: Final = 16
 
 
 def launches(
@@ -65,11 +63,6 @@ def launches(
     return decisions.Unsupported(
       f"needs {programs} programs, a launch has at most {_MAX_PROGRAMS}"
     )
-  if found[-1].num_warps > _MAX_WARPS:
-    return decisions.Unsupported(
-      f"keeps a row of a norm in the registers of {_MAX_WARPS} warps, got"
-      f" {problem.shape[-1]} features"
-    )
   return found
 
 
@@ -81,11 +74,6 @@ def _prologue_refusal(problem: problems.QuantizationProblem) -> str:
   if not problem.sizes_are_static:
     return f"needs static sizes for {prologue.function}, got {problem}"
   dims = [b.dims for b in problem.blockings]
-  if prologue.is_norm and dims != [(ndim - 1,)]:
-    return (
-      f"computes {prologue.function} with blocks along the last dimension only,"
-      f" got {dims}"
-    )
   if len(dims) == 1:
     (b,) = problem.blockings
     is_along = dims[0] == (ndim - 1,) or (

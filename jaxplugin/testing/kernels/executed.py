@@ -20,7 +20,6 @@ from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import quantized_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
-from jaxplugin.kernels.gpu.quantization import global_scales
 from jaxplugin.kernels.gpu.quantization import quantize
 from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.quantization import quantize_plans
@@ -45,7 +44,6 @@ _TRITON_DTYPES: Final = {
   "int32": "*i32",
   "uint32": "*u32",
 }
-_MODULES: Final = (quantize, global_scales)
 _KERNELS: Final = block_scaled_matmul.KERNELS | ragged_matmul.KERNELS
 
 
@@ -247,11 +245,7 @@ def quantized(
 def compiled_quantize(
   architecture: str, launch: planned.Launch, dtypes: tuple[str, ...]
 ) -> Any:
-  (kernel,) = (
-    found
-    for module in _MODULES
-    if (found := getattr(module, launch.kernel, None)) is not None
-  )
+  kernel = quantize.KERNELS[launch.kernel]
   types = [*dtypes, *(output.dtype for output in launch.outputs)]
   constants = dict(launch.constexprs)
   names = [name for name in kernel.arg_names if name not in constants]

@@ -88,7 +88,8 @@ def finite_amax(
 @triton.jit
 def finite_amax_both(
   x,
-  up,
+  other,
+  weight,
   bias,
   maxima,
   rows: tl.constexpr,
@@ -115,8 +116,8 @@ def finite_amax_both(
   for start in range(0, TILES, PROGRAMS):
     tile = _tile(
       x,
-      up,
-      bias,
+      other,
+      weight,
       bias,
       start,
       rows,

@@ -4,9 +4,10 @@
 
 All arithmetic is f32, in the order of `jaxplugin/quantization/prologues.py`.
 
-The features of x are its last dimension in memory. A norm needs tiles that
-cover a row's features. It sums in registers: layer_norm first subtracts the
-mean, and then sums squares.
+The features of x are its last dimension in memory. Tiles that cover a row's
+features have its statistics in registers: layer_norm first subtracts the mean,
+and then sums squares. Other tiles read the statistics, which the kernel
+`norm_statistics` stores before.
 
 QUANTIZED is a `quantize_config.QuantizeConstant` with a prologue.
 """
@@ -14,6 +15,7 @@ QUANTIZED is a `quantize_config.QuantizeConstant` with a prologue.
 import triton
 import triton.language as tl
 from jaxplugin.kernels.gpu.quantization import quantize_codec as codec
+from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.quantization import quantize_tiles as tiles
 
 # gelu's tanh approximation is gate * sigmoid(z), z = gate * (A + B gate^2),
@@ -41,6 +43,7 @@ _LARGEST = tl.constexpr(87.0)
 _USUAL_LEAST = tl.constexpr(127 - 40)
 _USUAL_MOST = tl.constexpr(127 + 40)
 _MOST_EXPONENT = tl.constexpr(253)
+_STATISTICS = tl.constexpr(quantize_config.STATISTICS)
 
 
 @triton.jit
@@ -65,7 +68,8 @@ def load(
   Args:
     x: f32, bf16 or f16; rows or columns are features, and halves have twice as
       many.
-    other: `up` or `residual`, as x.
+    other: `up` or `residual`, as x; or the result of `norm_statistics`, of x
+      without a residual.
     weight, bias: f32; see `jaxplugin/quantization/prologues.py`.
     total: as x, receives x + residual; None to store no sum.
     batch, row_start, column_start: of the tile.
@@ -76,35 +80,52 @@ def load(
   column = column_start + tl.arange(0, BLOCK_K)
   inside = (row < rows)[:, None] & (column < columns)[None, :]
   if QUANTIZED.prologue.is_norm:
-    tl.static_assert(STRIDES[2] == 1 and columns <= BLOCK_K)
-    tile = tiles.load_runs(
-      x, batch, row, column_start, rows, columns, STRIDES, BLOCK_M, BLOCK_K
+    tile = _sum_with_residual(
+      x,
+      other,
+      total,
+      batch,
+      row,
+      column_start,
+      rows,
+      columns,
+      STRIDES,
+      BLOCK_M,
+      BLOCK_K,
+      QUANTIZED,
     )
-    if QUANTIZED.prologue.has_residual:
-      added = tiles.load_runs(
+    if not QUANTIZED.prologue.has_statistics:
+      tl.static_assert(STRIDES[2] == 1 and columns <= BLOCK_K)
+      mean, factor, inverse = _statistics(
+        tile,
+        inside,
+        x,
         other,
+        total,
         batch,
         row,
-        column_start,
         rows,
         columns,
         STRIDES,
         BLOCK_M,
         BLOCK_K,
+        QUANTIZED,
       )
-      tile = tile.to(tl.float32) + added.to(tl.float32)
-      tile = tile.to(x.dtype.element_ty)
-      if total is not None:
-        pointers = total + batch * STRIDES[0]
-        pointers += row[:, None] * STRIDES[1] + column[None, :]
-        tl.store(pointers, tile, mask=inside)
-    tile = _normalized(tile.to(tl.float32), inside, columns, QUANTIZED)
+      mean, factor = mean[:, None], factor[:, None]
+      inverse = inverse[:, None]
+    elif STRIDES[2] == 1:
+      mean, factor, inverse = _load_statistics(other, batch, row, rows)
+      mean, factor = mean[:, None], factor[:, None]
+      inverse = inverse[:, None]
+    else:
+      mean, factor, inverse = _load_statistics(other, batch, column, columns)
+      mean, factor = mean[None, :], factor[None, :]
+      inverse = inverse[None, :]
+    tile = _centered(tile, mean, inside, QUANTIZED) * factor * inverse
     if QUANTIZED.prologue.has_weight:
-      mask = column < columns
-      tile = tile * tl.load(weight + column, mask=mask, other=0.0)[None, :]
+      tile = tile * _of_features(weight, row, column, rows, columns, STRIDES)
     if QUANTIZED.prologue.has_bias:
-      mask = column < columns
-      tile = tile + tl.load(bias + column, mask=mask, other=0.0)[None, :]
+      tile = tile + _of_features(bias, row, column, rows, columns, STRIDES)
   else:
     gate, up = _gate_and_up(
       x,
@@ -134,26 +155,265 @@ def load(
 
 
 @triton.jit
-def _normalized(x, inside, columns: tl.constexpr, QUANTIZED: tl.constexpr):
-  """Returns rows of x divided by their root mean square or deviation."""
-  if QUANTIZED.prologue.function == "layer_norm":
-    mean = tl.div_rn(tl.sum(x, axis=1), columns * 1.0)
-    x = tl.where(inside, x - mean[:, None], 0.0)
-  factor = _factor_in_range(x, QUANTIZED)
-  x = x * factor[:, None]
-  square = tl.div_rn(tl.sum(x * x, axis=1), columns * 1.0)
-  root = tl.sqrt_rn(square + QUANTIZED.prologue.epsilon * factor * factor)
-  return x * tl.div_rn(1.0, root)[:, None]
+def norm_statistics(
+  x,
+  residual,
+  statistics,
+  total,
+  rows: tl.constexpr,
+  features: tl.constexpr,
+  x_strides: tl.constexpr,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  QUANTIZED: tl.constexpr,
+):
+  """Stores the statistics of each row of x, or of x + residual.
+
+  Grid: one program for each BLOCK_M rows. It keeps the first BLOCK_K features
+  in registers, and reads the others several times. Masked: rows past `rows`,
+  and features past `features`.
+
+  Args:
+    x: f32, bf16 or f16[1, rows, features].
+    residual: as x, if the prologue has one; else not read.
+    statistics: f32[rows, 3], the mean (of layer_norm), the factor that keeps
+      squares in range, and 1 / the root of the scaled mean square.
+    total: x + residual, as x; None without a residual.
+    x_strides: (batch, row, feature) in elements.
+  """
+  batch, row_start, start = tiles.of_program(rows, 1, BLOCK_M, BLOCK_K)
+  row = row_start + tl.arange(0, BLOCK_M)
+  tile = _sum_with_residual(
+    x,
+    residual,
+    total,
+    batch,
+    row,
+    start,
+    rows,
+    features,
+    x_strides,
+    BLOCK_M,
+    BLOCK_K,
+    QUANTIZED,
+  )
+  column = tl.arange(0, BLOCK_K)
+  inside = (row < rows)[:, None] & (column < features)[None, :]
+  mean, factor, inverse = _statistics(
+    tile,
+    inside,
+    x,
+    residual,
+    total,
+    batch,
+    row,
+    rows,
+    features,
+    x_strides,
+    BLOCK_M,
+    BLOCK_K,
+    QUANTIZED,
+  )
+  place = statistics + row * _STATISTICS
+  tl.store(place, mean, mask=row < rows)
+  tl.store(place + 1, factor, mask=row < rows)
+  tl.store(place + 2, inverse, mask=row < rows)
 
 
 @triton.jit
-def _factor_in_range(x, QUANTIZED: tl.constexpr):
-  """Returns a power of two for each row, so that f32 holds its squares.
+def _load_statistics(statistics, batch, row, rows):
+  """Loads what `norm_statistics` stored for rows of a matrix of a batch."""
+  place = statistics + (batch * rows + row) * _STATISTICS
+  mean = tl.load(place, mask=row < rows, other=0.0)
+  factor = tl.load(place + 1, mask=row < rows, other=0.0)
+  return mean, factor, tl.load(place + 2, mask=row < rows, other=0.0)
+
+
+@triton.jit
+def _of_features(values, row, column, rows, columns, STRIDES: tl.constexpr):
+  """Loads the weight or bias of a tile's features."""
+  if STRIDES[2] == 1:
+    mask = column < columns
+    found = tl.load(values + column, mask=mask, other=0.0)[None, :]
+  else:
+    found = tl.load(values + row, mask=row < rows, other=0.0)[:, None]
+  return found
+
+
+@triton.jit
+def _sum_with_residual(
+  x,
+  residual,
+  total,
+  batch,
+  row,
+  start,
+  rows: tl.constexpr,
+  columns: tl.constexpr,
+  STRIDES: tl.constexpr,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  QUANTIZED: tl.constexpr,
+):
+  """Returns columns of x in f32, from `start` on, with a residual the sum.
+
+  It rounds the sum to x's dtype, and stores it to `total` unless that is None.
+  """
+  tile = tiles.load_runs(
+    x, batch, row, start, rows, columns, STRIDES, BLOCK_M, BLOCK_K
+  )
+  if QUANTIZED.prologue.has_residual:
+    added = tiles.load_runs(
+      residual, batch, row, start, rows, columns, STRIDES, BLOCK_M, BLOCK_K
+    )
+    tile = tile.to(tl.float32) + added.to(tl.float32)
+    tile = tile.to(x.dtype.element_ty)
+    if total is not None:
+      column = start + tl.arange(0, BLOCK_K)
+      inside = (row < rows)[:, None] & (column < columns)[None, :]
+      pointers = total + batch * STRIDES[0]
+      pointers += row[:, None] * STRIDES[1] + column[None, :]
+      tl.store(pointers, tile, mask=inside)
+  return tile.to(tl.float32)
+
+
+@triton.jit
+def _statistics(
+  tile,
+  inside,
+  x,
+  residual,
+  total,
+  batch,
+  row,
+  rows: tl.constexpr,
+  columns: tl.constexpr,
+  STRIDES: tl.constexpr,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  QUANTIZED: tl.constexpr,
+):
+  """Returns f32[rows] three times, see `norm_statistics`.
+
+  `tile` has the first BLOCK_K columns. The loops load the others.
+  """
+  mean = tl.zeros((BLOCK_M,), tl.float32)
+  if QUANTIZED.prologue.function == "layer_norm":
+    sums = tile
+    for start in range(BLOCK_K, columns, BLOCK_K):
+      sums += _deviations(
+        x,
+        residual,
+        None,
+        mean,
+        batch,
+        row,
+        start,
+        rows,
+        columns,
+        STRIDES,
+        BLOCK_M,
+        BLOCK_K,
+        QUANTIZED,
+      )
+    mean = tl.div_rn(tl.sum(sums, axis=1), columns * 1.0)
+  tile = _centered(tile, mean[:, None], inside, QUANTIZED)
+  largest = tl.abs(tile)
+  for start in range(BLOCK_K, columns, BLOCK_K):
+    more = _deviations(
+      x,
+      residual,
+      None,
+      mean,
+      batch,
+      row,
+      start,
+      rows,
+      columns,
+      STRIDES,
+      BLOCK_M,
+      BLOCK_K,
+      QUANTIZED,
+    )
+    largest = tl.maximum(largest, tl.abs(more))
+  factor = _factor_in_range(tl.max(largest, axis=1), QUANTIZED)
+  tile = tile * factor[:, None]
+  squares = tile * tile
+  for start in range(BLOCK_K, columns, BLOCK_K):
+    more = _deviations(
+      x,
+      residual,
+      total,
+      mean,
+      batch,
+      row,
+      start,
+      rows,
+      columns,
+      STRIDES,
+      BLOCK_M,
+      BLOCK_K,
+      QUANTIZED,
+    )
+    more = more * factor[:, None]
+    squares += more * more
+  square = tl.div_rn(tl.sum(squares, axis=1), columns * 1.0)
+  root = tl.sqrt_rn(square + QUANTIZED.prologue.epsilon * factor * factor)
+  return mean, factor, tl.div_rn(1.0, root)
+
+
+@triton.jit
+def _deviations(
+  x,
+  residual,
+  total,
+  mean,
+  batch,
+  row,
+  start,
+  rows: tl.constexpr,
+  columns: tl.constexpr,
+  STRIDES: tl.constexpr,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  QUANTIZED: tl.constexpr,
+):
+  """Returns `_sum_with_residual`, for layer_norm less the mean of each row."""
+  tile = _sum_with_residual(
+    x,
+    residual,
+    total,
+    batch,
+    row,
+    start,
+    rows,
+    columns,
+    STRIDES,
+    BLOCK_M,
+    BLOCK_K,
+    QUANTIZED,
+  )
+  column = start + tl.arange(0, BLOCK_K)
+  inside = (row < rows)[:, None] & (column < columns)[None, :]
+  return _centered(tile, mean[:, None], inside, QUANTIZED)
+
+
+@triton.jit
+def _centered(x, mean, inside, QUANTIZED: tl.constexpr):
+  """Subtracts the mean from x for layer_norm."""
+  if QUANTIZED.prologue.function == "layer_norm":
+    x = tl.where(inside, x - mean, 0.0)
+  return x
+
+
+@triton.jit
+def _factor_in_range(amax, QUANTIZED: tl.constexpr):
+  """Returns a power of two for each row's amax, so that f32 holds its squares.
 
   It is 1 for most rows. Multiplying the row by it, and epsilon by its square,
   does not change the norm.
   """
-  exponent = codec.f32_bits(tl.max(tl.abs(x), axis=1)) >> 23
+  exponent = codec.f32_bits(amax) >> 23
   exponent = tl.maximum(exponent, QUANTIZED.prologue.least_exponent)
   exponent = tl.minimum(exponent, _MOST_EXPONENT)
   usual = tl.minimum(tl.maximum(exponent, _USUAL_LEAST), _USUAL_MOST)

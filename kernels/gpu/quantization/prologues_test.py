@@ -103,7 +103,8 @@ def of(prologue, dtype):
 
 def computed(rows, arrays, shape):
   """Returns the f32 result of a prologue."""
-  *_, launch = quantize_plans.plan(rows, quantize_cases.SM_90)
+  *before, launch = quantize_plans.plan(rows, quantize_cases.SM_90)
+  arrays = quantize_cases.run(before, **arrays)
   constants = dict(launch.constexprs)
   names = ("rows", "k", "grid_rows", "grid_k", "x_strides", "BLOCK_M")
   x, _, _, *operands = [arrays.get(name) for name in launch.inputs[:6]]
@@ -114,7 +115,7 @@ def computed(rows, arrays, shape):
     x,
     *operands,
     y,
-    np.empty_like(x) if "residual" in arrays else None,
+    np.empty_like(x) if "residual" in launch.inputs else None,
     **{name: constants[name] for name in (*names, "BLOCK_K", "QUANTIZED")},
     y_strides=rows.layout(rows.k)[1],
   )
@@ -161,7 +162,9 @@ class CodesTest(parameterized.TestCase):
     if "residual" in arrays:
       total = arrays["x"].astype(np.float32) + arrays["residual"]
       total = total.astype(dtype).astype(np.float32)
-      np.testing.assert_array_equal(found["total"].astype(np.float32), total)
+      np.testing.assert_array_equal(
+        found["total"].reshape(shape).astype(np.float32), total
+      )
     return arrays, y
 
   @parameterized.parameters(*prologue_cases.CASES)
@@ -184,15 +187,18 @@ class CodesTest(parameterized.TestCase):
       swizzled=True,
       pads_values=True,
     )
-    if prologue.is_norm:
-      return
-    arrays, y = self.check(prologue, (1, 32, 130), np.float32, axis=1)
+
+  @parameterized.parameters(*prologue_cases.CASES)
+  def test_codes_along_rows_are_those_of_the_result(self, prologue):
+    # A NaN of a norm is in all blocks of its 32 rows.
+    shape = (2, 64 if prologue.is_norm else 32, 130)
+    arrays, y = self.check(prologue, shape, np.float32, axis=1)
     matrices = quantize_config.Matrices(
-      batch=1,
-      rows=32,
+      batch=2,
+      rows=shape[1],
       columns=130,
       k=160,
-      k_t=64,
+      k_t=shape[1] + 32,
       is_transposed=False,
       format="mxfp8",
       prologue=of(prologue, np.float32),
@@ -207,6 +213,17 @@ class CodesTest(parameterized.TestCase):
       values, scale = expected(padded, "mxfp8", axis=axis)
       np.testing.assert_array_equal(found[f"values{suffix}"], values)
       np.testing.assert_array_equal(found[f"scale{suffix}"], scale)
+
+  @parameterized.parameters(*prologue_cases.CASES[:4])
+  def test_codes_of_long_rows_are_those_of_the_result(self, prologue):
+    self.check(
+      prologue,
+      (2, 5, 16416),
+      BF16,
+      format="nvfp4",
+      global_scale="computed",
+      returns_amax=True,
+    )
 
 
 class PlanTest(parameterized.TestCase):
@@ -229,12 +246,37 @@ class PlanTest(parameterized.TestCase):
       self.assertEqual((constants["BLOCK_M"], constants["BLOCK_K"]), tile)
       self.assertEqual(launch.num_warps, num_warps)
 
+  @parameterized.parameters(
+    (96, (32, 128), 4), (16384, (1, 16384), 16), (2**17, (1, 4096), 4)
+  )
+  def test_statistics_have_the_tiles_of_one_pass(self, k, tile, num_warps):
+    # Longer rows are in parts.
+    prologue = of(prologue_cases.CASES[1], BF16)
+    matrices = quantize_config.Matrices(
+      batch=3,
+      rows=2**15,
+      columns=k,
+      k=k,
+      k_t=2**15,
+      is_transposed=False,
+      format="mxfp8",
+      prologue=prologue,
+    )
+    launch, second = quantize_plans.plan_both(matrices, quantize_cases.SM_90)
+    constants = dict(launch.constexprs)
+    self.assertEqual((constants["BLOCK_M"], constants["BLOCK_K"]), tile)
+    self.assertEqual(launch.num_warps, num_warps)
+    self.assertEqual(launch.grid * tile[0], 3 * 2**15)
+    self.assertEqual(launch.inputs, ("x", "residual"))
+    self.assertNotIn("x", second.inputs)
+    self.assertNotIn("residual", second.inputs)
+
 
 class AccuracyTest(parameterized.TestCase):
-  def errors(self, prologue, **arrays):
+  def errors(self, prologue, axis=2, **arrays):
     """Returns the kernel's result, the exact one, and the error."""
     shape = arrays["x"].shape
-    rows = described(prologue, shape, dtype=np.float32)
+    rows = described(prologue, shape, dtype=np.float32, axis=axis)
     y = computed(rows, arrays, shape)
     with np.errstate(over="ignore"):
       exact, _ = prologue_cases.exact(prologue, arrays["x"], arrays)
@@ -257,26 +299,35 @@ class AccuracyTest(parameterized.TestCase):
     np.testing.assert_array_equal(np.signbit(y), np.signbit(exact))
 
   @parameterized.product(
-    function=("rms_norm", "layer_norm"), epsilon=(0.0, 1e-35, 1e-6)
+    function=("rms_norm", "layer_norm"),
+    epsilon=(0.0, 1e-35, 1e-6),
+    shape=((2, 96), (1, 96), (2, 16416)),  # axis and features
   )
-  def test_squares_beyond_f32_do_not_count(self, function, epsilon):
-    x = np.random.default_rng(0).normal(size=(1, 7, 96)).astype(np.float32)
-    x[0] *= np.float32([1e30, 1e-30, 1e-37, 1e-18, 2.0**40, 1e37, 0])[:, None]
+  def test_squares_beyond_f32_do_not_count(self, function, epsilon, shape):
+    axis, k = shape
+    x = np.random.default_rng(0).normal(size=(1, 7, k)).astype(np.float32)
+    x[..., : k // 2] *= np.float32(2.0**-30)
+    most = 1e37 if k < 100 else 1e35  # the sum of a row must be in range
+    x[0] *= np.float32([1e30, 1e-30, 1e-37, 1e-18, 2.0**40, most, 0])[:, None]
     x = x[:, : 7 if epsilon else 6]
     prologue = prologue_cases.Prologue(function=function, epsilon=epsilon)
-    _, exact, error = self.errors(prologue, x=x)
+    _, exact, error = self.errors(prologue, axis, x=x)
     largest = np.abs(exact).max(-1, keepdims=True)
     self.assertLessEqual(np.max(error - RELATIVE * largest), 0)
 
-  @parameterized.parameters("rms_norm", "layer_norm")
-  def test_norms_are_within_ulps(self, function):
+  @parameterized.product(
+    function=("rms_norm", "layer_norm"),
+    shape=((2, 5000), (1, 5000), (2, 20000)),  # axis and features
+  )
+  def test_norms_are_within_ulps(self, function, shape):
+    axis, k = shape
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(1, 3, 5000)).astype(np.float32) + 20
+    x = rng.normal(size=(1, 3, k)).astype(np.float32) + 20
     prologue = prologue_cases.Prologue(
       function=function, operands=("weight",), epsilon=1e-5
     )
-    weight = rng.normal(size=5000).astype(np.float32)
-    _, exact, error = self.errors(prologue, x=x, weight=weight)
+    weight = rng.normal(size=k).astype(np.float32)
+    _, exact, error = self.errors(prologue, axis, x=x, weight=weight)
     largest = np.abs(exact)
     if function == "layer_norm":  # The mean is rounded, and subtracted.
       largest = np.abs(exact) + np.abs(20 * weight)

@@ -5,7 +5,8 @@
   quantize               along one axis
   quantize_both          along both axes of a matrix, from one read
 
-`global_scales` has those that find what NVFP4's global scale is computed of.
+`global_scales` has those that find what NVFP4's global scale is computed of,
+and `prologues` the one that computes the statistics of a norm's rows.
 Each gives the bits of `jp.quantize`: rounding, saturation, NaN and zero blocks
 are as documented there. What recipes of training add is done to the tile in
 registers: the Hadamard transform before, scales of squares, the choice of a
@@ -294,7 +295,8 @@ def quantize_both(
   global_scale_t,
   key,
   key_t,
-  up,
+  other,
+  weight,
   bias,
   computed_scale,
   computed_scale_t,
@@ -329,7 +331,7 @@ def quantize_both(
       columns. They differ where a NaN or an Inf takes other numbers with it in
       a block of the one than in that of the other.
     key, key_t, computed_scale, computed_scale_t: as for `quantize`.
-    up, bias: of a gated activation, see `prologues.load`; else not read.
+    other, weight, bias: as for `quantize`.
     values, scale: blocked along columns, uint8[batch, rows, k]; FP4 has k / 2
       bytes, and the scale k / block size.
     values_t, scale_t: the same of columns, blocked along rows: uint8[batch,
@@ -354,11 +356,10 @@ def quantize_both(
   column = column_start + tl.arange(0, BLOCK_K)
 
   if QUANTIZED.has_prologue:
-    tl.static_assert(not QUANTIZED.prologue.is_norm)
     tile = prologues.load(
       x,
-      up,
-      bias,
+      other,
+      weight,
       bias,
       None,
       batch,
@@ -421,4 +422,5 @@ KERNELS: Final = {
   "global_scale_of_few": global_scales.global_scale_of_few,
   "finite_amax": global_scales.finite_amax,
   "finite_amax_both": global_scales.finite_amax_both,
+  "norm_statistics": prologues.norm_statistics,
 }

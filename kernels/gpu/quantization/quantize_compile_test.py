@@ -197,6 +197,43 @@ class InstructionsTest(parameterized.TestCase):
     )
     self.assertEqual((compiled.spill_bytes, values), (0, 32))
 
+  @parameterized.product(
+    architecture=("sm_80", "sm_90", "sm_100"), k=(4096, 16384, 20480)
+  )
+  def test_norms_along_two_axes_stay_in_registers(self, architecture, k):
+    prologue = quantize_config.Prologue(
+      function="layer_norm",
+      operands=("weight", "bias", "residual"),
+      dtype="bfloat16",
+    )
+    matrices = quantize_config.Matrices(
+      batch=1,
+      rows=ROWS,
+      columns=k,
+      k=k,
+      k_t=ROWS,
+      is_transposed=True,
+      format="nvfp4",
+      global_scale="computed",
+      prologue=prologue,
+    )
+    target = architectures.by_name(architecture)
+    launches = quantize_plans.plan_both(matrices, target)
+    names = [launch.kernel for launch in launches]
+    self.assertEqual(
+      names, ["norm_statistics", "finite_amax_both", "quantize_both"]
+    )
+    dtypes = dict.fromkeys(("x", "residual", "total"), "bfloat16")
+    dtypes |= dict.fromkeys(("weight", "bias", "statistics"), "float32")
+    dtypes["maxima"] = "uint32"
+    for launch in launches:
+      compiled = executed.compiled_quantize(
+        architecture, launch, tuple(dtypes[name] for name in launch.inputs)
+      )
+      with self.subTest(launch.name):
+        self.assertEqual(compiled.spill_bytes, 0)
+        self.assertIn(128, compiled.global_load_bits)
+
   @parameterized.parameters(("sm_90", 0), ("sm_100", 16), ("sm_120", 16))
   def test_hardware_casts_two_values_at_once(self, architecture, count):
     compiled, values = kernel("nvfp4", architecture, "bfloat16")

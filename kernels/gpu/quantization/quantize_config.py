@@ -23,6 +23,12 @@ Sizes = tuple[int, int, int]
 # tile, and number of tiles.
 _TILE_OF_FEW: Final = 1 << 15
 _FEW_TILES: Final = 2
+# Warps of a program that keeps a row of a norm in registers; more would spill.
+_MAX_WARPS: Final = 16
+# Features of a longer row that are in registers, with as many partial sums.
+_LONG_ROW_TILE: Final = 1 << 12
+# Numbers that `norm_statistics` stores for each row.
+STATISTICS: Final = 3
 
 # Whether a global scale divides x: not, one that is given, or one that is
 # computed: of largest magnitudes that a launch before found, or of given ones.
@@ -119,7 +125,8 @@ class Prologue:
   """A function of x, whose result is quantized.
 
   The fields are those of `jaxplugin/quantization/prologues.py`, and `dtype`,
-  NumPy's name of x's dtype.
+  NumPy's name of x's dtype. The operand "statistics" is an array that another
+  kernel computes before.
   """
 
   function: str
@@ -133,6 +140,20 @@ class Prologue:
   @property
   def is_norm(self) -> bool:
     return self.function.endswith("norm")
+
+  @property
+  def has_statistics(self) -> bool:
+    return "statistics" in self.operands
+
+  @property
+  def needs_whole_rows(self) -> bool:
+    """Whether tiles have whole rows, whose statistics they compute."""
+    return self.is_norm and not self.has_statistics
+
+  def with_statistics(self) -> Prologue:
+    """Returns the norm of x + residual, whose statistics are an operand."""
+    names = tuple(name for name in self.operands if name != "residual")
+    return dataclasses.replace(self, operands=("statistics", *names))
 
   @property
   def least_exponent(self) -> int:
@@ -263,6 +284,14 @@ class Rows:
       (2 * batch, 2 * row, k) if self.k_is_minor else (2 * batch, row, 2 * k)
     )
 
+  @property
+  def as_norm(self) -> Rows:
+    """The rows that a norm reads, whichever axis is blocked."""
+    rows, features = self.rows, self.k
+    if not self.k_is_minor:
+      rows, features = features, rows
+    return _rows_of_norm(self, rows, features)
+
   def covered(self) -> tuple[int, int]:
     """Returns rows and k with the padding of a swizzled scale."""
     if not self.swizzled:
@@ -289,8 +318,7 @@ class Matrices:
     options, options_t: for the results blocked along columns and along rows.
     places, places_t: places of random bits for (batch, row, column) and for
       (batch, column, row); () if no bits are drawn.
-    prologue: see `QuantizeConstant`. A gated activation, whose features are
-      columns.
+    prologue: see `QuantizeConstant`. Its features are columns.
     returns_amax: see `Rows`.
   """
 
@@ -321,6 +349,22 @@ class Matrices:
       1
     ]
 
+  @property
+  def as_norm(self) -> Rows:
+    """The rows that a norm reads."""
+    return _rows_of_norm(self, self.rows, self.columns)
+
+
+def _rows_of_norm(x: Rows | Matrices, rows: int, features: int) -> Rows:
+  return Rows(
+    batch=1,
+    rows=x.batch * rows,
+    k=features,
+    k_is_minor=True,
+    format=x.format,
+    prologue=x.prologue,
+  )
+
 
 def layout(
   batch: int, rows: int, k: int, *, k_is_minor: bool = True
@@ -340,14 +384,14 @@ def default_config(
   once. It has 16 if it needs all bits of quotients, because registers would
   spill on sm_100. Tiles are long along the contiguous dimension, so that a warp
   reads whole cache lines. They have whole squares and groups, and whole rows
-  for a norm.
+  for a norm without statistics.
 
   Raises:
     ValueError: If the format is unknown.
   """
   grid_rows, grid_k = x.covered()
   block_m, block_k = (16, 256) if x.k_is_minor else (128, 32)
-  if x.prologue is not None and x.prologue.is_norm:
+  if x.prologue is not None and x.prologue.needs_whole_rows:
     block_k = _next_power_of_2(grid_k)
     block_m = max(1, block_m * 256 // block_k)
   vec_size = formats.by_name(x.format).block_size
@@ -379,6 +423,35 @@ def config_of_both(
     values_of_thread=16,
     hardware_cast=not needs_all_bits
     and casts_in_hardware(x.format, architecture),
+  )
+
+
+def needs_statistics(
+  x: Rows | Matrices, architecture: architectures.Architecture
+) -> bool:
+  """Returns whether another kernel must compute the statistics of a norm.
+
+  Otherwise a program that quantizes keeps whole rows in registers.
+  """
+  if x.prologue is None or not x.prologue.needs_whole_rows:
+    return False
+  if isinstance(x, Matrices) or not x.k_is_minor:
+    return True
+  return default_config(x, architecture).num_warps > _MAX_WARPS
+
+
+def config_of_statistics(
+  x: Rows, architecture: architectures.Architecture
+) -> QuantizeConfig:
+  """Returns the config of `norm_statistics` for rows that a norm reads.
+
+  Sums have the order of `quantize` unless rows are too long for registers.
+  """
+  config = default_config(x, architecture)
+  if config.num_warps <= _MAX_WARPS:
+    return config
+  return _config_of_tile(
+    1, _LONG_ROW_TILE, architecture, values_of_thread=32, hardware_cast=False
   )
 
 

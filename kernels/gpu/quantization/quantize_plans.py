@@ -6,9 +6,10 @@
 quantizes along two axes, from one read. A computed global scale takes one read
 before, which finds the largest magnitudes of parts of x, or of a small x all of
 its global scale; `plan_maxima` and its twin for two have the former alone.
-Arrays are "x", "global_scale", "key", "maxima", "values" and "scale", operands
-of a prologue, its "total", x + residual, and "amax", the largest finite
-magnitudes of parts of its result; names that end in "_t" are of
+A norm takes one read before, unless tiles have whole rows: it finds the
+"statistics" of rows. Arrays are "x", "global_scale", "key", "maxima", "values"
+and "scale", operands of a prologue, its "total", x + residual, and "amax", the
+largest finite magnitudes of parts of its result; names that end in "_t" are of
 columns. No launch lets the compiler contract a product
 and a sum, which would change bits.
 """
@@ -18,12 +19,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 from typing import Final
+from typing import TypeVar
 
 from jaxplugin.kernels.gpu.quantization import quantize_config
 
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import formats
 from jaxplugin.kernels import launching
+
+T = TypeVar("T", quantize_config.Rows, quantize_config.Matrices)
 
 # Upper limit on partial amax values. Every quantize program reads all of them:
 # each of 128 threads loads 16 bytes. This number of programs with 512 threads
@@ -52,6 +56,9 @@ def plan(
   Raises:
     ValueError: If the format or the scale rounding is unknown.
   """
+  if quantize_config.needs_statistics(x, architecture):
+    first, x = _statistics_launch(x, architecture)
+    return _reading_total([first, *plan(x, architecture)])
   config = quantize_config.default_config(x, architecture)
   if x.global_scale != "computed":
     return [quantize_launch(x, config, x.num_maxima)]
@@ -104,6 +111,9 @@ def plan_both(
   Raises:
     ValueError: If the format or the scale rounding is unknown.
   """
+  if quantize_config.needs_statistics(x, architecture):
+    first, x = _statistics_launch(x, architecture)
+    return _reading_total([first, *plan_both(x, architecture)])
   config = quantize_config.config_of_both(x, architecture)
   if x.global_scale != "computed":
     return [_quantize_both_launch(x, config, x.num_maxima)]
@@ -124,7 +134,7 @@ def plan_maxima(
   return _amax_launch(
     "finite_amax",
     config,
-    ("x", *_operands(x.prologue, ("up", "residual"), ("weight",), ("bias",))),
+    ("x", *_operands(x.prologue)),
     launching.Output("maxima", (1, programs), "uint32"),
     suffix=measured.options.suffix,
     grid=programs,
@@ -151,7 +161,7 @@ def plan_maxima_of_both(
   return _amax_launch(
     "finite_amax_both",
     config,
-    ("x", *_operands(x.prologue, ("up",), ("bias",))),
+    ("x", *_operands(x.prologue)),
     launching.Output("maxima", (2, programs), "uint32"),
     suffix=_both_suffix(measured.options, measured_t.options),
     grid=programs,
@@ -187,6 +197,60 @@ def _launch_of_few(
     QUANTIZED=quantize_config.measured(x, x.options),
     RANGE=_maxima(tiles, 0, x.format, x.options).range,
   )
+
+
+def _statistics_launch(
+  x: T, architecture: architectures.Architecture
+) -> tuple[launching.Launch, T]:
+  """Returns a launch that computes statistics of rows for the prologue of x.
+
+  Also returns x with a prologue that reads them, and "total" if the launch has
+  added a residual.
+  """
+  rows = x.as_norm
+  config = quantize_config.config_of_statistics(rows, architecture)
+  prologue = rows.prologue
+  assert prologue is not None
+  constants = {
+    "rows": rows.rows,
+    "features": rows.k,
+    "x_strides": rows.x_strides,
+    "BLOCK_M": config.block_m,
+    "BLOCK_K": config.block_k,
+    "QUANTIZED": quantize_config.measured(rows, rows.options),
+  }
+  shape = rows.rows, quantize_config.STATISTICS
+  outputs = [launching.Output("statistics", shape, "float32")]
+  if prologue.has_residual:
+    shape = rows.rows, rows.k
+    outputs.append(launching.Output("total", shape, prologue.dtype))
+  else:
+    constants["total"] = None
+  launch = launching.Launch(
+    kernel="norm_statistics",
+    name=f"{prologue.function}_statistics_{_tile_name(config)}",
+    inputs=("x", _operands(prologue)[0]),
+    outputs=tuple(outputs),
+    constexprs=tuple(constants.items()),
+    grid=quantize_config.num_tiles(config, 1, rows.rows, 1),
+    num_warps=config.num_warps,
+  )
+  return launch, dataclasses.replace(x, prologue=prologue.with_statistics())
+
+
+def _reading_total(launches: list[launching.Launch]) -> list[launching.Launch]:
+  """Returns launches that read the first one's total, if any, instead of x."""
+  first, *rest = launches
+  if "total" not in {output.name for output in first.outputs}:
+    return launches
+  named = lambda name: "total" if name == "x" else name
+  return [
+    first,
+    *(
+      dataclasses.replace(each, inputs=tuple(map(named, each.inputs)))
+      for each in rest
+    ),
+  ]
 
 
 def _amax_launch(
@@ -260,9 +324,10 @@ def quantize_launch(
   grid = quantize_config.num_tiles(config, x.batch, grid_rows, grid_k)
   more = []
   if x.prologue is not None and (x.prologue.has_residual or x.returns_amax):
-    # The kernel does not write one value.
-    shape = x.layout(x.k)[0] if x.prologue.has_residual else (1,)
-    more.append(launching.Output("total", shape, x.prologue.dtype))
+    total = launching.Output("total", x.layout(x.k)[0], x.prologue.dtype)
+    if not x.prologue.has_residual:  # The kernel does not write it.
+      total = total._replace(name="no_total", shape=(1,))
+    more.append(total)
   else:
     constants["total"] = None
   amax, constant = _amax(x, grid)
@@ -273,7 +338,7 @@ def quantize_launch(
       "x",
       _READ[x.global_scale],
       "key" if x.options.is_stochastic else "x",
-      *_operands(x.prologue, ("up", "residual"), ("weight",), ("bias",)),
+      *_operands(x.prologue),
       *not_computed,
     ),
     outputs=(
@@ -345,7 +410,7 @@ def _quantize_both_launch(
       read,
       read_t,
       *keys,
-      *_operands(x.prologue, ("up",), ("bias",)),
+      *_operands(x.prologue),
       *not_computed,
     ),
     outputs=(
@@ -362,11 +427,10 @@ def _quantize_both_launch(
   )
 
 
-def _operands(
-  prologue: quantize_config.Prologue | None, *groups: tuple[str, ...]
-) -> list[str]:
-  """Returns the operand of each group that a prologue has, or a placeholder."""
+def _operands(prologue: quantize_config.Prologue | None) -> list[str]:
+  """Returns a prologue's operands, or placeholders, for `prologues.load`."""
   given = () if prologue is None else prologue.operands
+  groups = ("up", "residual", "statistics"), ("weight",), ("bias",)
   return [
     next((name for name in group if name in given), "x") for group in groups
   ]
@@ -404,11 +468,11 @@ def _programs(
   """Returns (config, number of tiles, number of programs) of amax kernels.
 
   The config is that of the quantize kernel, with more rows if there are many
-  tiles. Tiles of a norm stay, so that its sums have the same order.
+  tiles. Tiles of whole rows stay, so that sums of a norm have the same order.
   """
   tiles = quantize_config.num_tiles(config, x.batch, x.rows, k)
-  is_norm = x.prologue is not None and x.prologue.is_norm
-  if tiles > MOST_MAXIMA and not is_norm:
+  is_whole = x.prologue is not None and x.prologue.needs_whole_rows
+  if tiles > MOST_MAXIMA and not is_whole:
     times = 1 << (tiles // MOST_MAXIMA).bit_length() - 1
     times = min(times, max(1, _WARPS_OF_MANY // config.num_warps))
     config = dataclasses.replace(

@@ -144,12 +144,15 @@ class PrologueTest(Case):
     ("sm_90", 1, "bf16", "nvfp4"),
     ("sm_100", 3, "f16", "nvfp4"),
     ("sm_120", 7, "bf16", "mxfp4"),
+    ("sm_90", 1, "bf16", "mxfp8", 1),
+    ("sm_80", 3, "f32", "nvfp4", 1),
   )
   def test_codes_are_those_of_the_f64_result(
-    self, architecture, index, dtype, format
+    self, architecture, index, dtype, format, k_axis=2
   ):
     prologue = prologue_cases.CASES[index]
-    x, more = prologue_cases.operands(prologue, (1, ROWS, K), DTYPES[dtype])
+    shape = (1, ROWS, K) if k_axis == 2 else (1, K, ROWS)
+    x, more = prologue_cases.operands(prologue, shape, DTYPES[dtype])
     arrays = {name: np.array(array) for name, array in more.items()}
     given, kind = {}, "none"
     if format == "nvfp4":
@@ -160,6 +163,8 @@ class PrologueTest(Case):
       ROWS,
       K,
       format,
+      k_is_minor=k_axis == 2,
+      packed_in_place=True,
       global_scale=kind,
       prologue=quantize_config.Prologue(
         dtype=DTYPES[dtype].name, **dataclasses.asdict(prologue)
@@ -168,28 +173,28 @@ class PrologueTest(Case):
     got = executed.quantized(np.array(x), architecture, rows, **arrays, **given)
     exact, total = prologue_cases.exact(prologue, x, more)
     values, scale = quantize_cases.expected(
-      exact.astype(np.float32), format, **given
+      exact.astype(np.float32), format, axis=k_axis, **given
     )
     np.testing.assert_array_equal(got["scale"], scale)
     # A value next to a tie may have another code than its f64 result.
     self.assertLess(np.mean(got["values"] != values), 0.002)
     if total is not None:
-      np.testing.assert_array_equal(got["total"], total)
+      np.testing.assert_array_equal(got["total"].reshape(shape), total)
 
-  @parameterized.parameters(0, 5, 8)
-  def test_each_input_is_read_once(self, index):
+  @parameterized.parameters(0, 5, 8, (1, False))
+  def test_each_input_is_read_once(self, index, k_is_minor=True):
     prologue = prologue_cases.CASES[index]
     x, more = prologue_cases.operands(prologue, (1, 16, 256), DTYPES["bf16"])
     arrays = {name: np.array(a) for name, a in {"x": x, **more}.items()}
     rows = quantize_cases.rows_of(
-      16,
-      256,
+      *((16, 256) if k_is_minor else (256, 16)),
       "mxfp8",
+      k_is_minor=k_is_minor,
       prologue=quantize_config.Prologue(
         dtype="bfloat16", **dataclasses.asdict(prologue)
       ),
     )
-    (launch,) = quantize_plans.plan(rows, architectures.by_name("sm_90"))
+    launch, *_ = quantize_plans.plan(rows, architectures.by_name("sm_90"))
     dtypes = tuple(arrays[name].dtype.name for name in launch.inputs)
     compiled = executed.compiled_quantize("sm_90", launch, dtypes)
     outputs, counts = launching.run(compiled, launch, arrays)
