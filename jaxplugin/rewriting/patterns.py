@@ -14,10 +14,12 @@ import math
 import operator
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.core import formats
@@ -59,7 +61,7 @@ _OPTIONS: Final = ("axes", "broadcast_dimensions", "y", "new_sizes", "shape")
 _DEPTH: Final = 8
 _GELU_FACTOR: Final = math.sqrt(2 / math.pi)
 _GELU_CUBIC: Final = 0.044715
-
+_ALPHA: Final = prologues.Prologue(function="swigluoai").alpha
 
 _NO_MEAN: Final = (
   "the root is not of a mean square or a variance over the last dimension"
@@ -279,6 +281,9 @@ class _Matcher:
       return None
     if made.name in (_CONVERT, "broadcast_in_dim", "reshape", *_SAME):
       return self._number(made.operands[0], depth - 1)
+    if made.name == "neg":
+      number = self._number(made.operands[0], depth - 1)
+      return None if number is None else -number
     if made.name in _FOLDED and not value.shape:
       a, b = (self._number(x, depth - 1) for x in made.operands)
       if a is not None and b is not None:
@@ -548,11 +553,14 @@ class _Matcher:
     """Returns the gated activation with a root that computes a value."""
     if kind in ("erf", "erfc"):
       raise _NotMatchedError("it is gelu of erf; use approximate=True")
-    gate, wanted = self._bare(root), 1.0
+    alpha, gate, wanted = 1.0, self._bare(root), 1.0
     function, what = "silu_and_mul", "gate * sigmoid(gate) * up"
     if kind == "tanh":
       gate, wanted = self._gate_of_gelu(root), 0.5
       function, what = "gelu_and_mul", "gelu(gate) * up"
+    elif (scaled := self._scaled(root)) is not None:
+      alpha, gate = scaled
+      what = "gate * sigmoid(alpha * gate) * (up + 1)"
     is_input = lambda v: self._is_equal(v, gate)
     factor, rest = self._others(value, (kind, root), is_input, what)
     if factor != wanted:
@@ -561,31 +569,124 @@ class _Matcher:
       raise _NotMatchedError("nothing is multiplied by the activation")
     if len(rest) > 1:
       raise _NotMatchedError("two arrays are multiplied by the activation")
-    both = self._both_halves(gate, rest[0])
-    if both is not None:
-      return _call(function, value.shape, both, {}, halves="split")
-    return _call(function, value.shape, gate, {"up": rest[0]})
+    numbers: dict[str, float] = {}
+    (up,) = rest
+    clipped = self._clipped_pair(gate, up) if kind == "logistic" else None
+    if clipped is not None:
+      gate, up, limit = clipped
+      function, numbers = "swigluoai", {"alpha": alpha, "limit": limit}
+    elif alpha != 1:
+      raise _NotMatchedError(
+        "it is not gate * sigmoid(alpha * gate) * (up + 1) of min(gate, limit)"
+        " and clip(up, -limit, limit)"
+      )
+    halves = self._halves(gate, up)
+    both, name = (
+      ([gate, up], None) if halves is None else ([halves[0]], halves[1])
+    )
+    pairs = [pair for v in both if (pair := self._biased(v)) is not None]
+    bias = None
+    if len(pairs) == len(both):
+      both, bias = [v for v, _ in pairs], _joined([row for _, row in pairs])
+    x, *ups = both
+    more = {"up": ups[0] if ups else None, "bias": bias}
+    return _call(function, value.shape, x, more, halves=name, **numbers)
 
-  def _both_halves(self, gate: _Value, up: _Value) -> _Value | None:
-    """Returns x if gate and up are the halves of its last dimension."""
-    found = []
-    for i, half in enumerate((gate, up)):
-      made = self._made(half)
-      if made is None or made.name not in ("slice", "split"):
-        return None
-      (x,), params, size = made.operands, made.params, half.shape[-1]
-      if x.shape != (*half.shape[:-1], 2 * size):
-        return None
-      if made.name == "split":
-        is_half = made.result == i
-      else:
-        is_half = params["start_indices"][-1] == i * size and not any(
-          n != 1 for n in params["strides"] or ()
-        )
-      if not is_half:
-        return None
-      found.append(x)
-    return found[0] if found[0].key() == found[1].key() else None
+  def _scaled(self, value: _Value) -> tuple[float, _Value] | None:
+    """Returns the number and the array of their product, or None."""
+    made = self._operation(value)
+    if made is None or made[1].name != "mul":
+      return None
+    for one, other in (made[1].operands, made[1].operands[::-1]):
+      if (number := self._number(one)) is not None:
+        is_usual = number == np.asarray(_ALPHA, made[0].dtype)
+        return _ALPHA if is_usual else number, self._bare(other)
+    return None
+
+  def _clipped_pair(
+    self, gate: _Value, up: _Value
+  ) -> tuple[_Value, _Value, float] | None:
+    """Returns g, u and the limit of min(g, limit) and clip(u, ...) + 1."""
+    terms = self._operands(up, "add") or ()
+    ones = [self._number(term) == 1 for term in terms]
+    if sum(ones) != 1:
+      return None
+    g, *of_gate = self._clipped(gate)
+    u, *of_up = self._clipped(terms[1 - ones.index(True)])
+    limit = of_gate[1]
+    if limit <= 0 or math.isinf(limit):
+      return None
+    is_usual = of_gate[0] == -math.inf and of_up == [-limit, limit]
+    return (g, u, limit) if is_usual else None
+
+  def _clipped(self, value: _Value) -> tuple[_Value, float, float]:
+    """Returns a value before it is clipped, and the limits."""
+    low, high = -math.inf, math.inf
+    while (made := self._operation(value)) is not None:
+      name, _, operands, _ = made[1]
+      numbers = [self._number(x) for x in operands]
+      match name, numbers:
+        case ("min", (float(n), None)) | ("min", (None, float(n))):
+          high = min(high, n)
+        case ("max", (float(n), None)) | ("max", (None, float(n))):
+          low = max(low, n)
+        case "clamp", (float(least), None, float(most)):
+          low, high = max(low, least), min(high, most)
+        case _:
+          break
+      value = operands[numbers.index(None)]
+    return self._bare(value), low, high
+
+  def _biased(self, value: _Value) -> tuple[_Value, _Value] | None:
+    """Returns a value before a row is added to it, and the row."""
+    terms = self._operands(value, "add") or ()
+    for one, other in (terms, terms[::-1]) if terms else ():
+      x, row = self._bare(one), self._row(other, value.shape[-1])
+      if row is not None and x.function is None and row.function is None:
+        return x, row
+    return None
+
+  def _halves(self, gate: _Value, up: _Value) -> tuple[_Value, str] | None:
+    """Returns x if gate and up are its halves, and how x contains them."""
+    first, second = self._part(gate), self._part(up)
+    if first is None or second is None:
+      return None
+    (x, *of_gate), (y, *of_up), size = first, second, gate.shape[-1]
+    is_all = x.shape == (*gate.shape[:-1], 2 * size) and x.function is None
+    if x.key() != y.key() or gate.shape != up.shape or not is_all:
+      return None
+    if [of_gate, of_up] == [[0, 1], [size, 1]]:
+      return x, "split"
+    return (x, "interleaved") if [of_gate, of_up] == [[0, 2], [1, 2]] else None
+
+  def _part(self, value: _Value) -> tuple[_Value, int, int] | None:
+    """Returns x, start and stride if a value is x[..., start::stride]."""
+    axis, made = len(value.shape) - 1, self._made(value)
+    is_paired = made is not None and made.name in ("squeeze", "unstack")
+    if made is not None and made.name == "squeeze":
+      value, (axis, *more) = made.operands[0], made.params["dimensions"]
+      made = None if more else self._made(value)
+    if made is None or made.name not in ("slice", "split", "unstack"):
+      return None
+    (x, *_), params, start, stride = made.operands, made.params, made.result, 1
+    if made.name == "unstack":
+      axis = params["axis"]
+    elif any(value.shape[d] != n for d, n in enumerate(x.shape) if d != axis):
+      return None
+    elif made.name == "split":
+      start = int(sum(params["sizes"][: made.result]))
+    else:
+      start = params["start_indices"][axis]
+      stride = params["strides"][axis] if params["strides"] else 1
+    if not is_paired:
+      return x, start, stride
+    reshaped, ndim = self._made(x), len(x.shape)  # [..., 2, k] or [..., k, 2]
+    if reshaped is None or reshaped.name != "reshape" or axis < ndim - 2:
+      return None
+    (flat, *_), size = reshaped.operands, x.shape[-1]
+    if flat.shape != (*x.shape[:-2], x.shape[-2] * size):
+      return None
+    return (flat, start, size) if axis == ndim - 1 else (flat, start * size, 1)
 
   def _gate_of_gelu(self, value: _Value) -> _Value:
     """Returns g of sqrt(2 / pi) * (g + 0.044715 * g^3)."""
@@ -637,6 +738,14 @@ def _is_widened(before: Any, after: Any) -> bool:
   return {before, after} <= _FLOATS and np.dtype(after) in (before, formats.F32)
 
 
+def _joined(rows: Sequence[_Value]) -> _Value:
+  """Returns one row with all rows, in f32."""
+  if len(rows) == 1:
+    return rows[0]
+  each = [jnp.ravel(row.atom).astype(jnp.float32) for row in rows]
+  return _Value(jnp.concatenate(each), None)
+
+
 def _options(made: _Operation) -> list[Any]:
   return [made.params.get(name) for name in _OPTIONS]
 
@@ -648,6 +757,7 @@ def _call(
   more: dict[str, _Value | None],
   epsilon: float = 0.0,
   halves: str | None = None,
+  **numbers: float,
 ) -> prologues.Call:
   """Returns the call of a function whose result has a shape."""
   given = {n: v for n in prologues.OPERANDS if (v := more.get(n)) is not None}
@@ -659,7 +769,11 @@ def _call(
     if value.dtype not in _FLOATS:
       raise _NotMatchedError(f"an operand is {value.dtype}")
   prologue = prologues.Prologue(
-    function=function, operands=tuple(given), epsilon=epsilon, halves=halves
+    function=function,
+    operands=tuple(given),
+    epsilon=epsilon,
+    halves=halves,
+    **numbers,
   )
   for name in ("x", *prologues.OF_X):
     value = given.get(name, x)

@@ -75,6 +75,60 @@ def by_producers(params, x, sizes, out_format="mxfp8"):
   return dot(y, weights["down"])
 
 
+def gpt_oss(params, x, sizes):
+  """The experts of a gpt-oss block, with a bias for each expert."""
+  dot = functools.partial(lax.ragged_dot, group_sizes=sizes)
+  of_row = functools.partial(
+    jnp.repeat, repeats=sizes, axis=0, total_repeat_length=len(x)
+  )
+  y = dot(x, params["gate_up"]) + of_row(params["gate_up_bias"])
+  gate, up = y[..., ::2], y[..., 1::2]
+  gate, up = jnp.clip(gate, None, 7.0), jnp.clip(up, -7.0, 7.0)
+  y = (up + 1) * (gate * jax.nn.sigmoid(gate * 1.702))
+  return dot(y, params["down"]) + of_row(params["down_bias"])
+
+
+def gpt_oss_params(dtype):
+  shapes = {
+    "gate_up": (EXPERTS, MODEL, 2 * HIDDEN),
+    "gate_up_bias": (EXPERTS, 2 * HIDDEN),
+    "down": (EXPERTS, HIDDEN, MODEL),
+    "down_bias": (EXPERTS, MODEL),
+  }
+  return {n: normal(*s, dtype=dtype) for n, s in shapes.items()}
+
+
+def gpt_oss_by_producers(params, x, sizes):
+  dot = functools.partial(
+    jp.ragged_dot, group_sizes=sizes, preferred_element_type=x.dtype
+  )
+  expert = jnp.repeat(jnp.arange(EXPERTS), sizes, total_repeat_length=len(x))
+  weights = {n: jp.quantize(params[n].mT, "mxfp8") for n in ("gate_up", "down")}
+  y = dot(jp.quantize(x, "mxfp8"), weights["gate_up"])
+  y = jp.nn.swigluoai(y + params["gate_up_bias"][expert], out_format="mxfp8")
+  return dot(y, weights["down"]) + params["down_bias"][expert]
+
+
+def gpt_oss_in_f64(params, x):
+  """The experts of the first rows, with quantized weights in f64."""
+  f64 = lambda a: np.asarray(a, np.float64)
+  w = {
+    n: f64(jp.quantize(params[n].mT, "mxfp8").dequantize())
+    for n in ("gate_up", "down")
+  }
+  quantized = lambda y: f64(
+    jp.quantize(jnp.asarray(y, jnp.float32), "mxfp8").dequantize()
+  )
+  expert = np.repeat(range(EXPERTS), SIZES)
+  x = quantized(x[: len(expert)])
+  y = np.einsum("mk,mnk->mn", x, w["gate_up"][expert])
+  y += f64(params["gate_up_bias"])[expert]
+  gate, up = np.minimum(y[:, ::2], 7), np.clip(y[:, 1::2], -7, 7)
+  y = quantized(gate / (1 + np.exp(-1.702 * gate)) * (up + 1))
+  y = np.einsum("mk,mnk->mn", y, w["down"][expert])
+  return y + f64(params["down_bias"])[expert]
+
+
 def accepted(fn, activations="mxfp8", fuse_activations=True):
   return jp.accept_quantized(
     fn, activations=activations, fuse_activations=fuse_activations
@@ -108,6 +162,38 @@ class AcceptedExpertsTest(parameterized.TestCase):
     self.assertGreater(np.abs(np.asarray(first, np.float32)).max(), 0.1)
     for i, y in enumerate(others):
       np.testing.assert_array_equal(first, y, err_msg=str(i))
+
+  @parameterized.parameters(jnp.float32, jnp.bfloat16)
+  def test_experts_of_gpt_oss_have_the_bits_of_producers(self, dtype):
+    params, x = gpt_oss_params(dtype), normal(ROWS, MODEL, dtype=dtype)
+    where = lambda p: 1 if p.array.ndim == 3 else False
+    stored, _ = jp.quantize_params(params, "mxfp8", where=where)
+    function = accepted(gpt_oss)
+    self.assertEqual(
+      outcomes(function, stored, x, sizes()),
+      [("swigluoai with interleaved halves", "fused")],
+    )
+
+    @jax.jit
+    def all_of_them(params, stored, x, sizes):
+      step = functools.partial(function, stored)
+      return (
+        gpt_oss_by_producers(params, x, sizes),
+        step(x, sizes),
+        accepted(jax.checkpoint(gpt_oss))(stored, x, sizes),
+        jax.vmap(step)(x[None], sizes[None])[0],
+        lax.scan(lambda x, _: (step(x, sizes), None), x, length=1)[0],
+      )
+
+    first, *others = all_of_them(params, stored, x, sizes())
+    for i, y in enumerate(others):
+      np.testing.assert_array_equal(first, y, err_msg=str(i))
+    exact = gpt_oss_in_f64(params, x)
+    error = np.asarray(first, np.float64)[: len(exact)] - exact
+    # bf16 rounds gate and up by 2^-9. One code in 2^5 then differs by 2^-4. In
+    # f32 only codes next to a tie differ.
+    tolerance = 2.0**-6 if dtype == jnp.bfloat16 else 2.0**-10
+    self.assertLess(np.linalg.norm(error), tolerance * np.linalg.norm(exact))
 
   def test_layers_of_a_scan_are_fused(self):
     stack = jax.tree.map(lambda x: jnp.stack([x, x[::-1]]), params_of())

@@ -84,6 +84,19 @@ def sliced_gelu(x):
   return gelu(x[..., :SIZE], None, x[..., SIZE:])
 
 
+def swigluoai(gate, up, alpha=1.702, limit=7.0):
+  """The activation of gpt-oss, as its code computes it."""
+  gate, up = jnp.clip(gate, None, limit), jnp.clip(up, -limit, limit)
+  return gate * jax.nn.sigmoid(gate * alpha) * (up + 1)
+
+
+def interleaved(x, *, bias=None, pairs=False):
+  x = 4 * x if bias is None else 4 * x + bias
+  if pairs:
+    return swigluoai(*jnp.unstack(x.reshape(*x.shape[:-1], -1, 2), axis=-1))
+  return swigluoai(x[..., ::2], x[..., 1::2])
+
+
 def matched(dtype):
   """Rows: function, name of the prologue, epsilon."""
   return {
@@ -153,6 +166,79 @@ def matched(dtype):
       0,
     ),
     "power": (lambda x, w, u: x * (mean(x * x) + 1e-6) ** -0.5, RMS, 1e-6),
+    "swigluoai": (
+      lambda x, w, u: swigluoai(4 * x, 4 * u),
+      "swigluoai with up",
+      0,
+    ),
+    "swigluoai_of_another_limit": (
+      lambda x, w, u: swigluoai(x, u, alpha=-0.5, limit=1.0),
+      "swigluoai with up",
+      0,
+    ),
+    "swigluoai_of_clamp": (
+      lambda x, w, u: (
+        (1 + lax.clamp(u.dtype.type(-0.5), u, u.dtype.type(0.5)))
+        * (gate := jnp.minimum(0.5, x))
+        * jax.nn.sigmoid(gate)
+      ),
+      "swigluoai with up",
+      0,
+    ),
+    "interleaved": (
+      lambda x, w, u: interleaved(jnp.concatenate([x, u], -1)),
+      "swigluoai with interleaved halves",
+      0,
+    ),
+    "interleaved_pairs": (
+      lambda x, w, u: interleaved(jnp.concatenate([x, u], -1), pairs=True),
+      "swigluoai with interleaved halves",
+      0,
+    ),
+    "interleaved_with_bias": (
+      lambda x, w, u: interleaved(
+        jnp.concatenate([x, u], -1), bias=jnp.concatenate([w, w + 1])
+      ),
+      "swigluoai with bias, interleaved halves",
+      0,
+    ),
+    "swigluoai_of_split": (
+      lambda x, w, u: swigluoai(*jnp.split(jnp.concatenate([x, u], -1), 2, -1)),
+      "swigluoai with split halves",
+      0,
+    ),
+    "swigluoai_of_paired_halves": (
+      lambda x, w, u: swigluoai(
+        *jnp.unstack(jnp.concatenate([x, u], -1).reshape(2, 32, 2, -1), axis=-2)
+      ),
+      "swigluoai with split halves",
+      0,
+    ),
+    "swigluoai_of_swapped_pairs": (
+      lambda x, w, u: swigluoai(
+        *jnp.unstack(
+          jnp.concatenate([x, u], -1).reshape(2, 32, -1, 2), axis=-1
+        )[::-1]
+      ),
+      "swigluoai with up",
+      0,
+    ),
+    "own_swigluoai": (
+      lambda x, w, u: jp.nn.swigluoai(x, u),
+      "swigluoai with up",
+      0,
+    ),
+    "silu_with_bias": (
+      lambda x, w, u: silu(x + w, None, w * 2 + u),
+      "silu_and_mul with up, bias",
+      0,
+    ),
+    "silu_with_one_bias": (lambda x, w, u: silu(x + w, None, u), SILU, 0),
+    "silu_of_a_clipped_gate": (
+      lambda x, w, u: silu(jnp.minimum(x, 0.5), None, jnp.clip(u, -0.5, 0.5)),
+      SILU,
+      0,
+    ),
     "swish": (lambda x, w, u: nn.swish(x) * u, SILU, 0),
     "gelu": (gelu, GELU, 0),
     "gelu_by_hand": (
@@ -265,8 +351,42 @@ NEAR = {
   ),
   "half": (lambda x, w, u: 0.5 * silu(x, w, u), "a number is multiplied"),
   "sigmoid_of_another": (
-    lambda x, w, u: x * jax.nn.sigmoid(1.702 * x) * u,
+    lambda x, w, u: x * jax.nn.sigmoid(u) * u[::-1],
     "the result is not gate * sigmoid(gate) * up",
+  ),
+  "quick_gelu": (
+    lambda x, w, u: x * jax.nn.sigmoid(1.702 * x) * u,
+    "it is not gate * sigmoid(alpha * gate) * (up + 1) of min(gate, limit)",
+  ),
+  "gate_is_also_clipped_below": (
+    lambda x, w, u: swigluoai(jnp.maximum(x, -7), u),
+    "it is not gate * sigmoid(alpha * gate) * (up + 1) of min(gate, limit)",
+  ),
+  "limits_differ": (
+    lambda x, w, u: swigluoai(jnp.minimum(x, 6), u),
+    "it is not gate * sigmoid(alpha * gate) * (up + 1) of min(gate, limit)",
+  ),
+  "up_is_clipped_above_only": (
+    lambda x, w, u: (
+      jnp.minimum(x, 7)
+      * jax.nn.sigmoid(1.702 * jnp.minimum(x, 7))
+      * (jnp.minimum(u, 7) + 1)
+    ),
+    "the result is not gate * sigmoid(alpha * gate) * (up + 1)",
+  ),
+  "up_plus_two": (
+    lambda x, w, u: (
+      (g := jnp.minimum(x, 7))
+      * jax.nn.sigmoid(1.702 * g)
+      * (jnp.clip(u, -7, 7) + 2)
+    ),
+    "it is not gate * sigmoid(alpha * gate) * (up + 1) of min(gate, limit)",
+  ),
+  "sigmoid_of_the_unclipped_gate": (
+    lambda x, w, u: (
+      jnp.minimum(x, 7) * jax.nn.sigmoid(1.702 * x) * (jnp.clip(u, -7, 7) + 1)
+    ),
+    "the result is not gate * sigmoid(alpha * gate) * (up + 1)",
   ),
   "glu": (
     lambda x, w, u: jax.nn.sigmoid(x) * u,
