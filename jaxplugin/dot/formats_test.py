@@ -94,23 +94,6 @@ class DotTest(FormatsTest):
       y = jp.block_scaled_dot(x, w_q, dimension_numbers=COLUMNS_OF_K)
       self.assert_is_product(y, x, floats(w_q).T)
 
-  @parameterized.parameters(jp.FP8_128X128, jp.INT4_32)
-  def test_batch_vmap_and_scan_agree(self, format):
-    x, w = normal(0, 3, ROWS, 64), normal(1, 3, 140, 64)
-    w_q = jp.quantize(w, format)
-
-    @jax.jit
-    def run(x, w):
-      _, scanned = jax.lax.scan(
-        lambda _, xw: (None, jp.block_scaled_dot(*xw)), None, (x, w)
-      )
-      mapped = jax.vmap(jp.block_scaled_dot)(x, w)
-      return jp.block_scaled_dot(x, w), mapped, scanned
-
-    for found in run(x, w_q):
-      for i in range(3):
-        self.assert_is_product(found[i], x[i], w_q[i])
-
   def test_two_contracting_dimensions(self):
     x, w = normal(0, ROWS, 3, 200), normal(1, 6, 3, 200)
     w_q = jp.quantize(w, jp.INT4_128)
@@ -150,16 +133,6 @@ class DotTest(FormatsTest):
     np.testing.assert_array_equal(
       jp.block_scaled_dot(x, x), np.full((2, 2), 32 * 128.0**2)
     )
-
-  @parameterized.parameters(jp.FP8_128X128, INT4_64)
-  def test_exported_program_has_the_same_result(self, format):
-    x, w = normal(0, ROWS, 128), jp.quantize(normal(1, 6, 128), format)
-    rows = jax.export.symbolic_shape("m")
-    spec = jax.ShapeDtypeStruct((*rows, 128), jnp.float32)
-    dot = jax.jit(jp.block_scaled_dot)
-    data = jp.export(dot)(spec, w).serialize()
-    found = jax.export.deserialize(data).call(x, w)
-    self.assert_is_product(found, x, w)
 
   def test_explain_names_the_format_and_how_it_is_read(self):
     x = jax.ShapeDtypeStruct((ROWS, K), jnp.bfloat16)

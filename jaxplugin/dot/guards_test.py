@@ -184,17 +184,6 @@ class FiresTest(Case):
     self.replace_emit(wrong_in_one)
     self.assert_found(r"result \(8, 128\)", jax.grad(loss), a, b)
 
-  @pytest.mark.full
-  def test_inside_of_scan_and_cond(self):
-    def function(x, w):
-      def body(carry, _):
-        y = jax.lax.cond(carry > 1, dot, lambda x, w: jnp.zeros((M, N)), x, w)
-        return carry + 1, y
-
-      return jax.lax.scan(body, 0, None, length=4)
-
-    self.assert_found_once_planted((1, 2), "", function, *pair())
-
   @parameterized.parameters(
     (jp.MXFP8, P("x"), AxisType.Auto),
     (jp.NVFP4, P(None, "x"), AxisType.Auto),
@@ -218,17 +207,6 @@ class FiresTest(Case):
         function = functools.partial(dot, out_sharding=P())
     with jax.set_mesh(mesh):
       self.assert_found_once_planted((1, 2), "", function, x, w)
-
-  @pytest.mark.full
-  def test_inside_of_shard_map_each_share_is_checked(self):
-    function = jax.shard_map(
-      lambda x, w: dot(x, w),
-      mesh=jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,)),
-      in_specs=(P("x"), P()),
-      out_specs=P("x"),
-    )
-    words = r"result \(2, 16\)"
-    self.assert_found_once_planted((1, 2), words, function, *pair())
 
 
 class OffTest(Case):

@@ -91,15 +91,6 @@ class ControlFlowTest(transformations.PrimitiveTestCase):
       expected = branch(self.x, self.w)
       self.assert_same(function(flag, self.x, self.w), expected)
 
-  def test_mapped_cond_selects_by_entry(self):
-    function = lambda flag: lax.cond(
-      flag,
-      lambda: dot(self.x, self.w, residual=self.residual),
-      lambda: self.residual,
-    )
-    actual = jax.vmap(function)(jnp.array([True, False]))
-    self.assert_same(actual, np.stack([self.plain, self.residual]))
-
   @parameterized.parameters(
     None, "everything_saveable", "nothing_saveable", "dots_saveable"
   )
@@ -426,31 +417,6 @@ class VmapTest(transformations.PrimitiveTestCase):
     names = {e.primitive.name for e in transformations.equations(jaxpr)}
     self.assertNotIn("broadcast_in_dim", names)
 
-  def test_batch_of_activations_folds_into_rows(self):
-    x, w = arrays((jp.MXFP8, (7, 4, 32)), (jp.MXFP8, (6, 32)))
-    function = jax.vmap(dot, in_axes=(0, None))
-    (eqn,) = dots_of(jax.make_jaxpr(function)(x, w).jaxpr)
-    self.assertEqual(
-      eqn.params["call"].dimension_numbers, (((2,), (1,)), ((), ()))
-    )
-    self.assertEqual(eqn.outvars[0].aval.shape, (7, 4, 6))
-
-  def test_nested_vmap_equals_loops(self):
-    x, w = arrays((jp.MXFP8, (4, 3, 32)), (jp.MXFP4, (2, 5, 32)))
-    bias = jnp.arange(10, dtype=jnp.float32).reshape(2, 5)
-    function = lambda x, w, b: dot(x, w, bias=b)
-    of_x, of_w = (0, None, None), (None, 0, 0)
-    outer_w = jax.vmap(jax.vmap(function, of_x), of_w)
-    outer_x = jax.vmap(jax.vmap(function, of_w, out_axes=1), of_x)
-    rows = [
-      function(entry(x, j), entry(w, i), bias[i])
-      for i, j in itertools.product(range(2), range(4))
-    ]
-    expected = np.stack(rows).reshape(2, 4, 3, 5)
-    self.assert_same(outer_w(x, w, bias), expected)
-    self.assert_same(outer_x(x, w, bias), expected.transpose(1, 2, 0, 3))
-    self.assertLen(dots_of(jax.make_jaxpr(outer_w)(x, w, bias).jaxpr), 1)
-
   def test_vector_dot_with_scalar_epilogue_is_mapped(self):
     x, w = arrays((jp.MXFP8, (4, 32)), (jp.MXFP8, (1, 32)))
     vector = jp.ScaledArray(w.values[0], w.scale[0], None, jp.MXFP8)
@@ -475,20 +441,6 @@ class VmapTest(transformations.PrimitiveTestCase):
     expected = np.stack([function(s) for s in scales])
     moved = jnp.moveaxis(scales, 0, axis)
     self.assert_same(jax.vmap(function, in_axes=axis)(moved), expected)
-
-  @pytest.mark.full
-  def test_vmap_of_quantize_inside_keeps_one_global_scale_an_entry(self):
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.normal(size=(4, 3, 32)), jnp.float32)
-    w = jp.quantize(rng.normal(size=(5, 32)).astype(np.float32), jp.NVFP4)
-    function = lambda row: dot(jp.quantize(row, jp.NVFP4), w)
-    actual = np.asarray(jax.vmap(function)(x))
-    expected = np.stack([function(row) for row in x])
-    # Equal up to the order of adding: the rows are multiplied in one dot.
-    magnitude = lambda a: np.abs(np.asarray(jp.dequantize(a), float))
-    rows = [magnitude(jp.quantize(row, jp.NVFP4)) for row in x]
-    bound = 2 * contract.DOT_BOUND * (np.stack(rows) @ magnitude(w).T)
-    self.assertTrue((np.abs(actual - expected) <= bound).all())
 
   def test_axis_size_zero_gives_an_empty_result(self):
     x, w = arrays((jp.MXFP8, (4, 32)), (jp.MXFP8, (5, 32)))

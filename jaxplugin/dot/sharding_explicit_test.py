@@ -309,13 +309,3 @@ class GradientTest(explicit.InsideTestCase):
     result = jax.jit(function)(x, w, self.put(g, P("a")))
     self.assertEqual(jax.typeof(result), jax.typeof(x))
     np.testing.assert_array_equal(result, g @ W)
-
-  def test_exported_gradient_gathers_bytes_and_runs(self):
-    x = self.put(X, P("b"))
-    w = self.put(jp.quantize(W, jp.MXFP8), P(None, "b"))
-    g = self.put(G, P("b"))
-    exported = jax.export.export(jax.jit(self.gradient(P("b"))))(x, w, g)
-    restored = jax.export.deserialize(exported.serialize())
-    compiled = jax.jit(restored.call).lower(x, w, g).compile()
-    self.assertEqual(reading.kinds_moved(compiled), {("all-gather", "u8")})
-    np.testing.assert_array_equal(compiled(x, w, g), G @ W)
