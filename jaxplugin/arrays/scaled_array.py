@@ -266,7 +266,8 @@ class ScaledArray:
         `prepare_weights` or `swizzle_scale`, which block the last dimension.
     """
     require_global_scale("ScaledArray", self)
-    given = axes[0] if len(axes) == 1 and not _is_int(axes[0]) else axes
+    is_one = len(axes) == 1 and not isinstance(axes[0], (int, np.integer))
+    given = axes[0] if is_one else axes
     order = tuple(given or reversed(range(self.ndim)))
     for axis in order:
       error_context.require_integer("ScaledArray.transpose", "axis", axis)
@@ -521,10 +522,6 @@ _provided: Final[dict[str, Callable[..., Any]]] = {}
 def provide(**functions: Callable[..., Any]) -> None:
   """Registers functions that methods of `ScaledArray` call."""
   _provided.update(functions)
-
-
-def _is_int(x: Any) -> bool:
-  return isinstance(x, (int, np.integer))
 
 
 def as_array(who: str, name: str, x: Any) -> jax.Array:

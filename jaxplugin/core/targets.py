@@ -520,7 +520,8 @@ def _local_cpu_kernels() -> tuple[str | None, int, str]:
     loaded = library.load(jax.ffi.include_dir())
   except library.LibraryError as error:
     return None, 0, str(error)
-  return library.instruction_set(loaded), library.available_cores(loaded), ""
+  instruction_set = loaded.jaxplugin_cpu_isa().decode()
+  return instruction_set, library.available_cores(loaded), ""
 
 
 @functools.cache

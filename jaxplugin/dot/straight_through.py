@@ -210,7 +210,7 @@ def _tangent_by(
   """
   if tangent.dtype not in sides.PLAIN_DTYPES:
     tangent = tangent.astype(_F32)
-  other = _other(side)
+  other = "rhs" if side == "lhs" else "lhs"
   product = arrays._replace(
     **{side: tangent, f"{side}_scale": None}, bias=None, residual=None
   )
@@ -362,10 +362,6 @@ def tangent_by_global_scale(
     transposed=transposed,
     like=like,
   )
-
-
-def _other(side: str) -> str:
-  return "rhs" if side == "lhs" else "lhs"
 
 
 def _plain_product(of: DotOptions, arrays: DotArrays) -> jax.Array:

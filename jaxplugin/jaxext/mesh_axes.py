@@ -237,7 +237,9 @@ def group_of(
   found: dict[int, tuple[str, int]] = {}
   parts: dict[str, Axes] = {}
   for name, own in zip(names, digits, strict=True):
-    own_names = [name] if len(own) == 1 else _numbered(name, len(own))
+    own_names = [name]
+    if len(own) != 1:
+      own_names = [f"{name}_part{i}" for i in range(len(own))]
     parts[name] = tuple(own_names)
     for part, digit in zip(own_names, own, strict=True):
       found[digit.stride] = (part, digit.size)
@@ -251,10 +253,6 @@ def group_of(
     parts=parts,
     program=mesh,
   )
-
-
-def _numbered(name: str, count: int) -> list[str]:
-  return [f"{name}_part{i}" for i in range(count)]
 
 
 def _cut_axes(

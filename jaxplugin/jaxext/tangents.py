@@ -117,13 +117,12 @@ mlir.register_lowering(
 )
 
 
-def _attach_jvp(primals: Any, tangents: Any) -> Any:
-  return attach_guard_p.bind(*primals), tangents[0]
-
-
 attach_guard_p.def_impl(lambda x, _: x)
 attach_guard_p.def_abstract_eval(lambda x, _: x)
-ad.primitive_jvps[attach_guard_p] = _attach_jvp
+ad.primitive_jvps[attach_guard_p] = lambda primals, tangents: (
+  attach_guard_p.bind(*primals),
+  tangents[0],
+)
 batching.primitive_batchers[attach_guard_p] = lambda args, dims: (
   attach_guard_p.bind(*args),
   dims[0],

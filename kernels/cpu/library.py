@@ -315,8 +315,3 @@ def installed_version(include_dir: str | os.PathLike[str]) -> Version:
       f"cannot read the FFI version of jaxlib: {header} defines none"
     )
   return int(major[1]), int(minor[1])
-
-
-def instruction_set(library: ctypes.CDLL) -> str:
-  """Returns the instruction set that the kernels use, e.g. "avx512_bf16"."""
-  return library.jaxplugin_cpu_isa().decode()

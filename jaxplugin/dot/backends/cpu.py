@@ -350,11 +350,6 @@ def scale_of(side: sides.Side, dense: sides.Side) -> tuple[jax.Array, int]:
   return (scale, size) if is_readable else (dense.scale, 1)
 
 
-def arrays(side: sides.Side) -> tuple[jax.Array, jax.Array]:
-  """Returns values and scale as operands of the custom call."""
-  return side.values, or_absent(side.scale)
-
-
 def attributes(
   prefix: str, side: sides.Side, scale_rows: int = 1
 ) -> dict[str, np.int64]:

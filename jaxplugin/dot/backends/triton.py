@@ -590,7 +590,10 @@ def emit(
   config: decisions.Fields = (),
 ) -> jax.Array:
   """Launches the kernels, and emits epilogues they do not fuse as XLA ops."""
-  dot = functools.partial(_dot, target=target, config=config)
+
+  def dot(call: calls.DotCall, problem: problems.DotProblem) -> jax.Array:
+    return _computed(call, problem, target, config)["out"].reshape(call.shape)
+
   return epilogue.fused(dot, call, problem)
 
 
@@ -658,17 +661,6 @@ def quantized_results(
   scale = lax.bitcast_convert_type(arrays["scale"].reshape(shape), dtype)
   results = [quantize_triton.values_of_bytes(arrays["values"], out), scale]
   return results + ([arrays["amax"].max()] if out.returns_amax else [])
-
-
-def _dot(
-  call: calls.DotCall,
-  problem: problems.DotProblem,
-  *,
-  target: targets.Target,
-  config: decisions.Fields,
-) -> jax.Array:
-  """Computes a call whose epilogue the kernels fuse."""
-  return _computed(call, problem, target, config)["out"].reshape(call.shape)
 
 
 def _computed(

@@ -23,6 +23,7 @@ from jaxplugin.cli import files
 from jaxplugin.cli import functions
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
+from jaxplugin.explanation import diagnostics
 from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.tuning import session
@@ -271,11 +272,15 @@ def _workload(
   if args.module is not None:
     if functions.is_function(args.module):
       function = functions.function(args.module)
-      return workload.of_function(function, args.arg, target)
+      return workload.of_explained(
+        diagnostics.explain(function, *args.arg, target=target)
+      )
     if args.arg:
       raise ValueError("tune: --arg needs a function, got a module")
-    return workload.of_module(
-      files.read(args.module), target, strict=args.strict
+    return workload.of_explained(
+      diagnostics.explain_module(
+        files.read(args.module), target, strict=args.strict
+      )
     )
   m = None if args.m is None else workloads.parse_sizes("--m", args.m)
   pairs = None if args.formats is None else workloads.parse_pairs(args.formats)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -25,7 +24,6 @@ from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.ragged import api as ragged_api
-from jaxplugin.stablehlo import modules
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,31 +147,8 @@ _PROBLEMS: Final = {
 }
 
 
-def of_module(
-  source: modules.ParsedModule, target: targets.Target, *, strict: bool = False
-) -> Workload:
-  """Returns the problems of a module. Consumes the module.
-
-  Args:
-    source: the module.
-    target: the device.
-    strict: whether to raise an error for a call that cannot be lowered.
-  """
-  return _of_explained(
-    diagnostics.explain_module(source, target, strict=strict)
-  )
-
-
-def of_function(
-  function: Callable[..., Any],
-  arguments: Sequence[Any],
-  target: targets.Target,
-) -> Workload:
-  """Returns the problems of a function with abstract arguments."""
-  return _of_explained(diagnostics.explain(function, *arguments, target=target))
-
-
-def _of_explained(explanation: report.Explanation) -> Workload:
+def of_explained(explanation: report.Explanation) -> Workload:
+  """Returns the problems of a function or a module."""
   items, left_out = [], []
   for explained in explanation:
     place = explained.layer or explained.source

@@ -141,7 +141,7 @@ def _ragged_dot(
   result_type = jax.ShapeDtypeStruct(call.shape, call.preferred_element_type)
   types = result_type if quantized is None else quantized.types(call.num_rows)
   result = jax.ffi.ffi_call(_RAGGED_DOT, types)(
-    *cpu.arrays(call.lhs),
+    *(call.lhs.values, cpu.or_absent(call.lhs.scale)),
     *(call.rhs.values, rhs_scale),
     call.group_sizes,
     cpu.or_absent(global_scale),

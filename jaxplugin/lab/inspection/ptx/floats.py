@@ -53,10 +53,6 @@ def _larger(
   return np.where(zeros & ~(np.signbit(x) & np.signbit(y)), 0.0, larger)
 
 
-def _smaller(*values: np.ndarray) -> np.ndarray:
-  return -_larger(*(-x for x in values))
-
-
 _ARITHMETIC: Final[dict[str, _Function]] = {
   "add": np.add,
   "sub": np.subtract,
@@ -64,7 +60,7 @@ _ARITHMETIC: Final[dict[str, _Function]] = {
   "fma": rounding.fused,
   "div": np.divide,
   "max": _larger,
-  "min": _smaller,
+  "min": lambda *values: -_larger(*(-x for x in values)),
   "ex2": np.exp2,
   "lg2": np.log2,
   "rcp": np.reciprocal,
