@@ -24,7 +24,7 @@ from typing import Final
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from jaxplugin.lab.tuning import failures
+from jaxplugin.lab.tuning import store
 from jaxplugin.tables import reading
 from jaxplugin.tables import resolution
 from jaxplugin.testing.measured import packaged
@@ -91,7 +91,7 @@ def make(names: Sequence[str]) -> int:
       return done.returncode
   for name in (
     *resolution.DATA.glob(".*.lock"),
-    resolution.DATA / failures.NAME,
+    resolution.DATA / store.FAILURES_NAME,
   ):
     name.unlink(missing_ok=True)
   return 0

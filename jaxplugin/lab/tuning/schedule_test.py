@@ -20,7 +20,6 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.dot import backends
-from jaxplugin.lab.tuning import failures
 from jaxplugin.lab.tuning import session
 from jaxplugin.lab.tuning import store
 from jaxplugin.lab.tuning import workload
@@ -273,7 +272,7 @@ class KilledTest(absltest.TestCase):
     rows = reading.read(first.rows.path).rows
     self.assertEqual([row.size("m") for row in rows], [1, 2])
     # The crash was written before the timing started.
-    (failure,) = failures.read(first.rows.failures)
+    (failure,) = store.read_failures(first.rows.failures)
     self.assertEqual(failure.candidate, candidate(1).key)
 
     results = first.tune(items)

@@ -21,7 +21,6 @@ from typing import Final
 from typing import Literal
 
 from jaxplugin.lab.bench import timing
-from jaxplugin.lab.tuning import failures
 from jaxplugin.lab.tuning import store
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.candidates import listing
@@ -155,10 +154,12 @@ class Session:
     listed = self._list(problem)
     if self._is_retrying:
       return listed
-    known = failures.read(self._rows.failures)
-    reasons: dict[str, str] = {}
-    for name in {c.implementation for c in listed.candidates}:
-      reasons |= failures.of(known, self._rows.kernels(name), str(problem))
+    kernels = {self._rows.kernels(c.implementation) for c in listed.candidates}
+    reasons = {
+      failure.candidate: f"{failure.kind} before: {failure.reason}"
+      for failure in store.read_failures(self._rows.failures)
+      if failure.kernels in kernels and failure.problem == str(problem)
+    }
     return listed.without(reasons)
 
   def _add_failures(
@@ -167,10 +168,10 @@ class Session:
     listed: listing.Listing,
     faults: Mapping[str, machine.TrialFault],
   ) -> None:
-    failures.add(
+    store.add_failures(
       self._rows.failures,
       [
-        failures.Failure(
+        store.Failure(
           kernels=self._rows.kernels(candidate.implementation),
           problem=str(problem),
           candidate=candidate.key,

@@ -16,7 +16,6 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.dot import backends
-from jaxplugin.lab.tuning import failures
 from jaxplugin.lab.tuning import session
 from jaxplugin.lab.tuning import store
 from jaxplugin.lab.tuning import workload
@@ -128,7 +127,7 @@ class SessionTestCase(parameterized.TestCase):
     is_retrying=True,
   ):
     self.rows = Rows(
-      *rows, failures=self.folder / failures.NAME, kernels=kernels
+      *rows, failures=self.folder / store.FAILURES_NAME, kernels=kernels
     )
     one = session.Session(
       device,
@@ -175,7 +174,7 @@ class FaultsTest(SessionTestCase):
     self.folder /= "new"
     bad, good = candidate(do="crash", us=10), candidate(us=800)
     self.tune(bad, good)
-    (failure,) = failures.read(self.rows.failures)
+    (failure,) = store.read_failures(self.rows.failures)
     self.assertEqual((failure.candidate, failure.kind), (bad.key, "crash"))
     device = ScriptedMachine()
     for options in (
