@@ -132,9 +132,7 @@ def _ask(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
   with _lock:
     for _ in range(2):  # a second try if the idle child has just ended
       if _child is None or not _child.is_own:
-        _child = child_process.Child(
-          __name__, environment={"OPENBLAS_NUM_THREADS": "1"}
-        )
+        _child = _start()
       try:
         _child.send(request, data, seconds=request["wall_s"] + _START_S)
         return _child.receive()
@@ -154,6 +152,12 @@ def stop() -> None:
   child, _child = _child, None
   if child is not None:
     child.stop()
+
+
+def _start() -> child_process.Child:
+  return child_process.Child(
+    __name__, environment={"OPENBLAS_NUM_THREADS": "1"}
+  )
 
 
 atexit.register(stop)
