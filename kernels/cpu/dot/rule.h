@@ -134,38 +134,48 @@ inline constexpr int64_t kStreamedIntegerRowsAvx2 = 3;
 //   MXFP6_E2M3,   4096^2     0.63  0.77        0.92
 // (tests/compare/compare.sh HEAD 'bf16*mxfp4' 8 4096 4096 bf16 few_rows_avx512,
 // and so on; 2026-11.) Four bf16 rows of more than kLongRow values do not fit
-// in L1. From 9 rows of FP8 and FP6, bf16_rows is faster. Streamed
-// over bf16_rows, n = k = 4096, one Zen 5 core:
-//   rows              5     6     8    10    12
-//   bf16 * MXFP8   0.92  0.98  1.04  1.15  1.16
-//   bf16 * MXFP4   0.72  0.75  0.85  0.96  0.95
-//   bf16 * NVFP4   0.64  0.68  0.86  0.91  0.92
+// in L1. From 6 rows of FP8 and FP6, bf16_rows is faster. Streamed over
+// bf16_rows, one core:
+//   rows                             5     6     8    10    12
+//   bf16 * MXFP8, 4096^2, Zen 5   0.92  0.98  1.04  1.15  1.16
+//                         Zen 4   1.01  1.18  1.14  1.25  1.22
+//                 8192^2, Zen 4   1.07  1.15  1.29
+//                 1024^2, Zen 4   0.96  0.96  0.99
+//   bf16 * MXFP4, 4096^2, Zen 5   0.72  0.75  0.85  0.96  0.95
+//                         Zen 4   0.87  0.89  0.98  1.04  0.97
+//   bf16 * NVFP4, 4096^2, Zen 5   0.64  0.68  0.86  0.91  0.92
+//                         Zen 4   0.71  0.74  0.86  0.91  0.90
 // (ONE_THREAD=1 tests/compare/compare.sh HEAD 'bf16*mxfp8' 5 4096 4096 bf16_rows
-// few_rows_avx512, and so on; 2026-11. bf16_rows has not run on Zen 4.)
+// few_rows_avx512, and so on; 2026-11.)
 inline constexpr int64_t kLongRow = 4096;
+inline constexpr int64_t kStreamedByteRows = 5;
 
 // The same for int4 and other codes of 4 bits whose scales multiply sums.
-// Streamed over large, bf16 rows, n = k = 4096, one Zen 5 core (2026-11):
-//   rows        16    64
-//   INT4_32   0.65  1.15
-//   INT8_32   0.99  1.74
-//   FP8_1X128 0.92  1.59
-// (Not measured on Zen 4.)
+// Streamed over large, bf16 rows, n = k = 4096, one core (2026-11):
+//                    16    64 rows
+//   INT4_32, Zen 5 0.65  1.15
+//            Zen 4 0.75  1.20
+//   INT8_32, Zen 5 0.99  1.74
+//            Zen 4 1.00  1.66
+//   FP8_1X128, Zen 5 0.92  1.59
+//              Zen 4 0.94  1.52
 inline constexpr int64_t kScaledRows = 24;
-// f32 and f16 over float_avx512, one Zen 5 core, 2048 x 4096:
-//   rows             6     8    12
-//   f32 * MXFP4   0.66  0.97  1.08
+// f32 and f16 over float_avx512, one core, 2048 x 4096:
+//   rows                    6     8    12
+//   f32 * MXFP4, Zen 5   0.66  0.97  1.08
+//                Zen 4   0.67  0.91  1.03
 // (ONE_THREAD=1 tests/compare/compare.sh HEAD 'f32*mxfp4' 8 2048 4096
 // float_avx512 few_rows_avx512, and so on; 2026-11.)
 inline constexpr int64_t kStreamedFloatRows = 8;
 // The same with codes of 8 bits, or values whose scales are wide. Streamed
-// over AVX2's engine (8 rows: over float_avx512), n = k = 4096, one Zen 5 core
+// over AVX2's engine (8 rows: over float_avx512), n = k = 4096, one core
 // (2026-11):
-//   rows             1     2     3     4     8
-//   f32 * MXFP8   0.72  0.78  0.79  0.78  1.06
-//   INT8_32       0.73  0.83  0.91  0.83  0.96
-//   FP8_1X128     0.70  0.76  0.74  0.72
-// (One Zen 4 core took 1.12 times as long as with AVX2, in an older version.)
+//   rows                      1     2     3     4     8
+//   f32 * MXFP8, Zen 5     0.72  0.78  0.79  0.78  1.06
+//                Zen 4     1.02  0.96  0.90  0.78  1.08
+//   f32 * INT8_32, Zen 5   0.73  0.83  0.91  0.83  0.96
+//                  Zen 4   1.05  1.06  0.92  0.87  1.23
+//   FP8_1X128, Zen 5       0.70  0.76  0.74  0.72
 inline constexpr int64_t kStreamedFloatByteRows = 4;
 
 // `is_bf16`: bf16 represents the panel side.
@@ -180,25 +190,37 @@ JAXPLUGIN_ALWAYS_INLINE int64_t StreamedRowsAvx512(const ShapeSides& sides,
   if (IsPacked(sides.strip.format)) {
     return IsScaledByAvx512(sides.strip) ? kScaledRows : 12;
   }
-  if (IsBF16(sides.strip)) return 8;
+  if (IsBF16(sides.strip)) return kStreamedByteRows;
   return sides.k > kLongRow ? 9 : 12;
 }
 
-// Up to this many rows, bf16_rows is faster than bf16, which transposes the
-// strip side. bf16_rows over bf16, one Zen 5 core:
-//   rows                      16    48    64    96
-//   bf16 * MXFP8, 4096^2    0.72        0.93  1.08
-//                 8192^2          0.98
-//                 2880^2          0.92
-//                 1024^2          0.93
-//   bf16 * MXFP4, 4096^2    0.68        0.92
-//   bf16 * NVFP4, 4096^2    0.71        0.98  1.07
-//                 8192^2          1.00
-//                 2880^2          0.90
-//                 1024^2          0.94
+// Up to a number of rows, bf16_rows is faster than bf16, which transposes the
+// strip side. bf16_rows over bf16, one core:
+//   rows                              16    24    32    48    64    96
+//   bf16 * MXFP8, 4096^2, Zen 5     0.72                    0.93  1.08
+//                         Zen 4     0.72  0.83  0.93  1.02  1.08  1.17
+//                 8192^2, Zen 5                       0.98
+//                         Zen 4           0.85        1.05
+//                 2880^2, Zen 5                       0.92
+//                         Zen 4                       1.03
+//                 1024^2, Zen 5                       0.93
+//                         Zen 4     0.76  0.86
+//   bf16 * MXFP4, 4096^2, Zen 5     0.68                    0.92
+//                         Zen 4     1.01  1.08  1.15  1.20  1.23  1.29
+//   bf16 * NVFP4, 4096^2, Zen 5     0.71                    0.98  1.07
+//                         Zen 4     0.86  0.97  1.05  1.13  1.18  1.24
+//                 8192^2, Zen 5                       1.00
+//                         Zen 4           0.98        1.18
+//                 2880^2, Zen 5                       0.90
+//                         Zen 4                       1.18
+//                 1024^2, Zen 5                       0.94
+//                         Zen 4     1.04  1.11
 // (ONE_THREAD=1 tests/compare/compare.sh HEAD 'bf16*mxfp8' 16 4096 4096 bf16
-// bf16_rows, and so on; 2026-11. bf16_rows has not run on Zen 4.)
-inline constexpr int64_t kBF16RowsMost = 64;
+// bf16_rows, and so on; 2026-11.) The rule does not distinguish the machines.
+// With more than 48 rows of FP4, Zen 4 would lose more than Zen 5 gains.
+JAXPLUGIN_ALWAYS_INLINE constexpr int64_t BF16RowsMost(SideShape strip) {
+  return IsPacked(strip.format) ? 48 : 64;
+}
 
 // From this many rows, vpdpbusd is the fastest engine for two E2M1 operands.
 // Times in ms, n = k = 4096, one Zen 4 core. The others are few_rows_avx512 for
@@ -352,7 +374,8 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx512Bf16(const DotShape& x) {
         IsBF16(sides.panel) && IsScaledByAvx512(sides.strip);
     return is_scaled ? Engine::kBF16 : RuleFloatAvx512(x);
   }
-  return sides.rows <= kBF16RowsMost ? Engine::kBF16Rows : Engine::kBF16;
+  return sides.rows <= BF16RowsMost(sides.strip) ? Engine::kBF16Rows
+                                                 : Engine::kBF16;
 }
 
 JAXPLUGIN_ALWAYS_INLINE Engine RuleAmx(const DotShape& x) {
