@@ -255,6 +255,7 @@ class Dots(calls.Walker):
       return None
     if not calls.any_contains(params, _DECIDED):
       return None
+    patterns.record_outside(primitive, args, params)
     if primitive.name not in calls.RULES:
       self.known.refuse_inside(primitive, args)
       if not primitive.name.startswith(_OWN):

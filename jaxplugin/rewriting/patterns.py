@@ -26,6 +26,7 @@ from jaxplugin.core import formats
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.quantization import prologues
+from jaxplugin.rewriting import sites
 
 _CALLS: Final = frozenset(
   {
@@ -40,6 +41,17 @@ _SAME: Final = frozenset(
 _CONVERT: Final = "convert_element_type"
 # Also a `jit` with shardings or layouts.
 _CONSTRAINT: Final = "sharding_constraint"
+# Operations between a pattern and a matmul, and their names in reasons.
+_MOVING: Final = {
+  "slice": "slice",
+  "dynamic_slice": "slice",
+  "gather": "gather",
+  "transpose": "transpose",
+  "reshape": "reshape",
+  "squeeze": "slice",
+  "broadcast_in_dim": "broadcast",
+  "stop_gradient": "stop_gradient",
+}
 # Operations on constants.
 _FOLDED: Final[dict[str, Callable[[float, float], float]]] = {
   "add": operator.add,
@@ -94,22 +106,65 @@ def find(x: Any) -> Found | None:
   """
   if binding_private.maker(x) is None or np.ndim(x) == 0:
     return None
-  matcher, found = _Matcher(), None
+  matcher = _Matcher()
   value, is_constrained = matcher.before_layout(
     _Value(binding_private.staged(x), None)
   )
-  for kind, root in matcher.roots(value):
-    is_norm = kind == "rsqrt"
-    try:
-      match = matcher.norm if is_norm else matcher.gated
-      call = match(value, kind, root)
-      if is_constrained:
-        raise _NotMatchedError("a sharding constraint is before the matmul")
-      return Found(name=str(call.prologue), call=_as_of(x, call))
-    except _NotMatchedError as reason:
-      name = "norm" if is_norm else "activation"
-      found = found or Found(name=name, reason=str(reason))
-  return found
+  if (found := matcher.find(value)) is not None:
+    if found.call is None:
+      return found
+    if not is_constrained:
+      return dataclasses.replace(found, call=_as_of(x, found.call))
+    reason = "a sharding constraint is before the matmul"
+    return Found(name=found.name, reason=reason)
+  what, value = matcher.before_operations(value)
+  found = matcher.find(value) if what else None
+  if found is None or found.call is None:
+    return None
+  return Found(name=found.name, reason=f"{what} is before the matmul")
+
+
+def record_outside(
+  primitive: Any, args: Sequence[Any], params: dict[str, Any]
+) -> None:
+  """Records norms and activations of arguments that matmuls inside read.
+
+  The function of the operation is traced separately, so its matmuls quantize
+  their operands without a prologue.
+  """
+  jaxprs = list(program.jaxprs_of(tuple(params.values())))
+  if not sites.is_recording() or len(jaxprs) != 1:
+    return
+  (jaxpr,) = jaxprs
+  if len(jaxpr.invars) != len(args):
+    return
+  name = {"remat2": "checkpoint"}.get(primitive.name, primitive.name)
+  matcher, values = _Matcher(), []
+  for x, variable in zip(args, jaxpr.invars, strict=True):
+    traced = binding_private.staged(x)
+    values.append(_Value(variable if traced is None else traced, None))
+  function = _Function(jaxpr, values)
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name not in sites.PRODUCTS:
+      continue
+    types = [v.aval for v in eqn.invars]
+    result = eqn.outvars[0].aval
+    for atom in eqn.invars[:2]:
+      value, _ = matcher.before_layout(function.value(atom))
+      found = matcher.find(value) if value.function is None else None
+      if found is None or found.call is None:
+        continue
+      site = sites.make(
+        eqn.primitive.name, types, eqn.params, result, (None, None), ()
+      )
+      chain = sites.Chain(
+        name=found.name,
+        dot=site.description,
+        layer=site.name,
+        source=site.source,
+        note=f"the matmul is inside {name}, and it is outside",
+      )
+      sites.record_chain(chain)
 
 
 def _as_of(x: Any, call: prologues.Call) -> prologues.Call:
@@ -309,6 +364,49 @@ class _Matcher:
         for x, y in zip(first.operands, second.operands, strict=True)
       )
     )
+
+  def before_operations(self, value: _Value) -> tuple[str, _Value]:
+    """Returns the operation that moves or drops elements, and its operand.
+
+    Several such operations count as the last one. Returns "" without one.
+    """
+    what = ""
+    for _ in range(_DEPTH):
+      made = self._operation(value)
+      if made is None:
+        break
+      name, _, operands, _ = made[1]
+      if name in _MOVING:
+        what, value = what or f"a {_MOVING[name]}", operands[0]
+        continue
+      if name == "select_n":  # dropout, whose other values are 0
+        operands = operands[1:]
+        kept = [x for x in operands if self._number(x) != 0]
+        is_found = len(kept) == 1
+      else:  # dropout divides by the probability
+        kept = [x for x in operands if self._number(x) is None]
+        is_found = name in ("div", "mul") and len(kept) == 1 and bool(what)
+      if not is_found:
+        break
+      what, value = what or "dropout", kept[0]
+    return what, value
+
+  def find(self, value: _Value) -> Found | None:
+    """Returns the norm or gated activation that computes a value.
+
+    The call's arrays have the shape of the value.
+    """
+    found = None
+    for kind, root in self.roots(value):
+      is_norm = kind == "rsqrt"
+      try:
+        match = self.norm if is_norm else self.gated
+        call = match(value, kind, root)
+        return Found(name=str(call.prologue), call=call)
+      except _NotMatchedError as reason:
+        name = "norm" if is_norm else "activation"
+        found = found or Found(name=name, reason=str(reason))
+    return found
 
   # Products.
 

@@ -317,8 +317,41 @@ NEAR = {
   ),
   "columns_reshaped": (
     lambda x, w, u: llama(x, w).reshape(2, 64, 32),
+    "a reshape is before the matmul",
+  ),
+  "slice_between": (
+    lambda x, w, u: llama(x, w)[:, -1:],
+    "a slice is before the matmul",
+  ),
+  "index_between": (
+    lambda x, w, u: llama(x, w)[:, -1],
+    "a slice is before the matmul",
+  ),
+  "rows_taken": (
+    lambda x, w, u: llama(x, w)[:, jnp.array([3, 1])],
+    "a gather is before the matmul",
+  ),
+  "transpose_between": (
+    lambda x, w, u: silu(x, w, u).mT,
+    "a transpose is before the matmul",
+  ),
+  "stop_gradient_between": (
+    lambda x, w, u: lax.stop_gradient(swigluoai(x, u)),
+    "a stop_gradient is before the matmul",
+  ),
+  "dropout_between": (
+    lambda x, w, u: nn.Dropout(0.1, deterministic=False).apply(
+      {}, llama(x, w), rngs={"dropout": jax.random.key(0)}
+    ),
+    "dropout is before the matmul",
+  ),
+  "dropout_of_another": (
+    lambda x, w, u: nn.Dropout(0.1, deterministic=False).apply(
+      {}, llama(x, w) + u, rngs={"dropout": jax.random.key(0)}
+    ),
     None,
   ),
+  "slice_of_another": (lambda x, w, u: (llama(x, w) + u)[:, -1:], None),
   "sharding_constraint": (
     lambda x, w, u: lax.with_sharding_constraint(
       llama(x, w), jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -688,7 +721,30 @@ class FusedMatmulsTest(parameterized.TestCase):
     self.assertIn(f"{RMS_ROWS} before bfloat16[2, 32, 64] x", text)
 
   @parameterized.parameters(
-    (lambda p, x: llama(x, p["norm"]).mT @ p["norm"][:32], "", None),
+    (
+      lambda p, x: llama(x, p["norm"]).mT @ p["norm"][:32],
+      "a transpose is before the matmul",
+      None,
+    ),
+    (
+      lambda p, x: jax.checkpoint(jnp.matmul)(llama(x, p["norm"]), p["gate"]),
+      "the matmul is inside checkpoint, and it is outside",
+      None,
+    ),
+    (
+      lambda p, x: jax.jit(lambda x, w: x.reshape(-1, SIZE) @ w)(
+        llama(x, p["norm"]), p["gate"]
+      ),
+      "the matmul is inside jit, and it is outside",
+      None,
+    ),
+    (
+      lambda p, x: jax.jit(lambda x, y, w: (x + y.reshape(1, -1)) @ w)(
+        llama(x, p["norm"]), np.ones(SIZE, np.float32), p["gate"]
+      ),
+      "",
+      None,
+    ),
     (lambda p, x: (llama(x, p["norm"]) + x) @ p["gate"], "added", None),
     (
       lambda p, x: jnp.einsum(
@@ -726,6 +782,25 @@ class FusedMatmulsTest(parameterized.TestCase):
       self.assertIn(reason, outcome)
     else:
       self.assertEmpty(found)
+
+  def test_norm_outside_of_a_checkpoint_is_separate_in_accept_quantized(self):
+    params, x = block_params(), normal(*SHAPE)
+    where = lambda p: 0 if p.array.ndim == 2 else False
+    stored, _ = jp.quantize_params(params, "mxfp8", where=where)
+    function = jp.accept_quantized(
+      lambda p, x: jax.checkpoint(jnp.dot)(llama(x, p["norm"]), p["gate"]),
+      activations="mxfp8",
+      fuse_activations=True,
+    )
+    self.assertEqual(
+      outcomes(function, stored, x),
+      [
+        (
+          RMS_ROWS,
+          "separate: the matmul is inside checkpoint, and it is outside",
+        )
+      ],
+    )
 
   def test_arguments_are_validated(self):
     with self.assertRaisesRegex(TypeError, "fuse_activations must be True or"):
