@@ -42,6 +42,7 @@ ACTIVATIONS = {
   "gelu": jax.nn.gelu,
   "silu": jax.nn.silu,
 }
+OPERANDS = ("lhs", "global_scale", "bias", "residual")
 # Sums of 128 products in f32, in another order, behind f32 activations: 2^-24
 # times a small multiple of the number of roundings, in units of the largest.
 F32_ERROR = 2.0**-17
@@ -232,18 +233,21 @@ class EpilogueTest(parameterized.TestCase):
 
   @parameterized.product(
     activation=tuple(ACTIVATIONS),
-    name=("lhs", "global_scale", "bias", "residual"),
+    names=(*((name,) for name in OPERANDS), OPERANDS),
   )
   @pytest.mark.sample(2)
-  def test_each_operand_alone_has_its_derivative(self, activation, name):
+  def test_operands_have_their_derivatives(self, activation, names):
     case = Composition(activation)
-    x, tangent = case.args[name], case.tangents[name]
-    only = lambda f: lambda x: f(**{**case.args, name: x})
+    args, tangents = (
+      {name: arrays[name] for name in names}
+      for arrays in (case.args, case.tangents)
+    )
 
     @functools.partial(jax.jit, static_argnums=0)
     def run(f):
-      pulled = jax.vjp(only(f), x)[1](case.g)
-      return pulled, jax.jvp(only(f), (x,), (tangent,))
+      only = lambda args: f(**{**case.args, **args})
+      pulled = jax.vjp(only, args)[1](case.g)
+      return pulled, jax.jvp(only, (args,), (tangents,))
 
     actual, expected = run(case.function), run(case.expected)
     self.assert_close(actual, expected)

@@ -117,7 +117,6 @@ class TransposeTest(parameterized.TestCase):
     contract.assert_exact(x.T.dequantize(), exact.T, contract.F32)
     contract.assert_exact(x.transpose().dequantize(), exact.T, contract.F32)
 
-  @pytest.mark.full
   def test_stacked_global_scales_and_surrogates_move_along(self):
     x = np.random.default_rng(0).normal(size=(3, 5, 32)).astype(np.float32)
     x *= np.array([1, 16, 256], np.float32)[:, None, None]
