@@ -38,7 +38,7 @@ def _is_product(path: str) -> bool:
   return (
     path.startswith(FOLDERS)
     and not path.endswith("_test.py")
-    and not any(folder in path for folder in support)
+    and not any(folder in path.removeprefix(ROOT) for folder in support)
   )
 
 
