@@ -366,6 +366,12 @@ bool CheckGlobalScale(Checker& check, const QuantizedFacts& facts,
              "the global scale result must be f32[]", Text(result));
 }
 
+int64_t ColumnsOf(const QuantizedFacts& facts, const ffi::AnyBuffer& values) {
+  const int64_t stored = values.dimensions()[1];
+  const bool is_bytes = values.element_type() == ffi::U8;
+  return is_bytes ? stored * 8 / FactsOf(facts.values).stored_bits : stored;
+}
+
 bool CheckQuantized(Checker& check, const QuantizedFacts& facts,
                     int64_t rounding, int64_t rows, int64_t k,
                     const ffi::AnyBuffer& x, const ffi::AnyBuffer& values,

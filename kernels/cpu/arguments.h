@@ -167,6 +167,9 @@ bool CheckGlobalScale(Checker& check, const QuantizedFacts& facts,
                       int64_t compute_global, bool is_given,
                       const ffi::AnyBuffer& result);
 
+// Returns the columns of a quantized result, which may be bytes.
+int64_t ColumnsOf(const QuantizedFacts& facts, const ffi::AnyBuffer& values);
+
 // Checks the attribute `rounding`, and values [rows, k] and scale [rows, k /
 // block] of the quantized x.
 bool CheckQuantized(Checker& check, const QuantizedFacts& facts,

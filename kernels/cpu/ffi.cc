@@ -159,22 +159,27 @@ void ReadPrologue(Checker& check, Attributes& attributes, Prologue* out) {
 }
 
 // Reads the further arguments of a prologue, (up, weight, bias, residual), of
-// which f32[0] is absent, and its further results: the sum with a residual,
-// then optionally amax and the prologue's result.
+// which f32[0] is absent, and its results from number `at` of the further
+// results on: the sum with a residual, then optionally amax and the prologue's
+// result.
 void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
                         int64_t k, const ffi::RemainingArgs& arguments,
-                        ffi::RemainingRets& results, Prologue* out) {
+                        ffi::RemainingRets& results, size_t at,
+                        Prologue* out) {
   const bool is_none = out->function == PrologueFunction::kNone;
   const bool is_norm = out->IsNorm();
   ffi::AnyBuffer arrays[4] = {x, x, x, x};
   bool has[4] = {};
-  if (!JAXPLUGIN_REQUIRE(check, arguments.size() == (is_none ? 0 : 4),
+  const size_t count = is_none ? 0 : 4;
+  if (!JAXPLUGIN_REQUIRE(check,
+                         arguments.size() == count ||
+                             (!is_none && arguments.size() == count + 1),
                          "a prologue must have 4 more arguments, which are up,"
-                         " weight, bias and residual",
+                         " weight, bias and residual, and optionally the key",
                          std::to_string(arguments.size()))) {
     return;
   }
-  for (size_t i = 0; i < arguments.size(); ++i) {
+  for (size_t i = 0; i < count; ++i) {
     const auto array = arguments.get<ffi::AnyBuffer>(i);
     if (!JAXPLUGIN_REQUIRE(check, array.has_value(),
                            "the arguments of a prologue must be arrays",
@@ -209,7 +214,7 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
                     "residual must have x's dtype and shape for a norm, or be"
                     " f32[0]",
                     Text(residual) + " for " + Text(x));
-  const size_t sums = has_residual ? 1 : 0;
+  const size_t sums = at + (has_residual ? 1 : 0);
   if (!JAXPLUGIN_REQUIRE(check, results.size() >= sums,
                          "the further results must include the sum",
                          std::to_string(results.size())) ||
@@ -220,7 +225,7 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
   if (has_weight) out->weight = static_cast<float*>(weight.untyped_data());
   if (has_bias) out->bias = static_cast<float*>(bias.untyped_data());
   if (has_residual) {
-    auto sum = results.get<ffi::AnyBuffer>(0);
+    auto sum = results.get<ffi::AnyBuffer>(at);
     JAXPLUGIN_REQUIRE(check, sum.has_value() && IsLike(**sum, x),
                       "the sum must have x's dtype and shape",
                       sum.has_value() ? Text(**sum) : "no array");
@@ -248,6 +253,105 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
   }
 }
 
+// The attributes of a call that quantizes along k, along runs of rows, or along
+// both. Both sides of such a call use the options of training operands.
+struct SideAttributes {
+  explicit SideAttributes(Attributes& attributes)
+      : along(attributes.Optional("along", 1)),
+        run(attributes.Optional("run", 0)) {}
+  bool has(int side) const { return along & (1 << side); }
+
+  int64_t along;  // 1: along k, 2: along runs of rows, 3: along both
+  int64_t run;    // rows of a run; 0: all rows
+};
+
+// Reads the sides of the result of a prologue: `first` are the values, scale and
+// global scale of the first side, and `more_results` begins with those of a
+// second side. The last one of `more` may be a key.
+void ReadSides(Checker& check, const SideAttributes& given,
+               const QuantizeArgs& args, int64_t rounding,
+               int64_t compute_global, const ffi::AnyBuffer& x,
+               const ffi::AnyBuffer& given_global,
+               const ffi::RemainingArgs& more, const ffi::AnyBuffer* first,
+               ffi::RemainingRets& more_results, OperandArgs* sides) {
+  const bool is_both = given.along == 3;
+  const int64_t run = given.run > 0 ? given.run : args.rows;
+  if (!JAXPLUGIN_REQUIRE(check,
+                         given.along >= 1 && given.along <= 3 &&
+                             args.prologue.function != PrologueFunction::kNone,
+                         "along must be 1 (k), or with a prologue 2 (rows) or 3"
+                         " (both)",
+                         std::to_string(given.along)) ||
+      !JAXPLUGIN_REQUIRE(
+          check, given.run >= 0 && (run == 0 || args.rows % run == 0),
+          "run must be 0 or divide the rows",
+          std::to_string(given.run) + " for " + Text(x)) ||
+      !JAXPLUGIN_REQUIRE(
+          check,
+          given_global.element_type() == ffi::F32 &&
+              (given_global.element_count() <= 1 ||
+               (is_both && IsDims(given_global.dimensions(), {2}))),
+          "global_scale must be f32[] or f32[0], or f32[2] for both sides",
+          Text(given_global))) {
+    return;
+  }
+  const auto key = more.get<ffi::AnyBuffer>(4);
+  if (more.size() > 4 &&
+      !JAXPLUGIN_REQUIRE(check,
+                         key.has_value() && !is_both &&
+                             key->element_type() == ffi::U32 &&
+                             IsDims(key->dimensions(), {2}),
+                         "the key of one side must be u32[2]",
+                         key.has_value() ? Text(*key) : "no array")) {
+    return;
+  }
+  const QuantizedFacts facts = FactsOf(args.format);
+  const float* global = static_cast<float*>(given_global.untyped_data());
+  size_t found = 0;
+  for (int side = 0; side < 2; ++side) {
+    OperandArgs& out = sides[side];
+    out.outer = side == 0 ? args.rows : run == 0 ? 0 : args.rows / run;
+    out.k = side == 0 ? args.k : run;
+    out.inner = side == 0 ? 1 : args.k;
+    out.padded = out.k;
+    out.format = args.format;
+    out.hadamard = 1;
+    if (!given.has(side)) continue;
+    const bool is_second = found++ > 0;
+    if (!IsAbsent(given_global)) {
+      const bool is_separate = given_global.element_count() > 1;
+      out.given_global = global + (is_second && is_separate ? 1 : 0);
+    }
+    if (key.has_value()) out.key = static_cast<uint32_t*>(key->untyped_data());
+    ffi::AnyBuffer arrays[3] = {first[0], first[1], first[2]};
+    for (size_t i = 0; is_second && i < 3; ++i) {
+      auto array = more_results.get<ffi::AnyBuffer>(i);
+      if (!JAXPLUGIN_REQUIRE(check, array.has_value(),
+                             "the further results must include values, scale"
+                             " and global scale of the second side",
+                             std::to_string(more_results.size()))) {
+        return;
+      }
+      arrays[i] = **array;
+    }
+    auto& [values, scale, global_scale] = arrays;
+    if (side == 1 && values.dimensions().size() == 2) {
+      out.padded = ColumnsOf(facts, values);
+    }
+    JAXPLUGIN_REQUIRE(check,
+                      out.padded >= out.k && out.padded % facts.block == 0 &&
+                          out.padded - out.k <= kMostPadding,
+                      "values along rows must have the run padded to whole"
+                      " blocks of " +
+                          std::to_string(facts.block) + ", by at most " +
+                          std::to_string(kMostPadding),
+                      std::to_string(out.padded) + " for a run of " +
+                          std::to_string(run));
+    ReadQuantized(check, rounding, compute_global, out.outer * out.inner,
+                  out.padded, x, values, scale, global_scale, &out);
+  }
+}
+
 ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
                            ffi::AnyBuffer given_global, ffi::RemainingArgs more,
                            ffi::Result<ffi::AnyBuffer> values,
@@ -265,9 +369,9 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
   const int64_t max_threads = ReadMaxThreads(check, attributes);
   QuantizeArgs args{};
   ReadPrologue(check, attributes, &args.prologue);
+  const SideAttributes given_sides(attributes);
   const Kernels* kernels = nullptr;
   if (!attributes.AreAll() || !ReadKernels(check, isa, &kernels) ||
-      !ReadGlobalScale(check, given_global, &args.given_global) ||
       !JAXPLUGIN_REQUIRE(check,
                          PlainFormat(x.element_type(), &args.x_format) &&
                              x.dimensions().size() == 2,
@@ -284,17 +388,21 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
       "k must be a multiple of the block size " + std::to_string(block),
       Text(x));
   ReadPrologueArrays(check, x, args.rows, args.k, more, more_results,
-                     &args.prologue);
-  JAXPLUGIN_REQUIRE(
-      check,
-      compute_global == 0 ||
-          args.prologue.function == PrologueFunction::kNone,
-      "compute_global must be 0 with a prologue",
-      std::to_string(compute_global));
-  if (!ReadQuantized(check, rounding, compute_global, args.rows, args.k, x,
-                     *values, *scale, *global_scale, &args)) {
-    return check.error();
+                     given_sides.along == 3 ? 3 : 0, &args.prologue);
+  OperandArgs sides[2] = {};
+  if (given_sides.along != 1 || more.size() > 4 ||
+      (args.prologue.function != PrologueFunction::kNone &&
+       compute_global != 0)) {
+    ffi::AnyBuffer first[3] = {*values, *scale, *global_scale};
+    ReadSides(check, given_sides, args, rounding, compute_global, x,
+              given_global, more, first, more_results, sides);
+    args.x = x.untyped_data();
+    args.sides = sides;
+  } else if (ReadGlobalScale(check, given_global, &args.given_global)) {
+    ReadQuantized(check, rounding, compute_global, args.rows, args.k, x,
+                  *values, *scale, *global_scale, &args);
   }
+  if (!check.ok()) return check.error();
   if (!kernels->quantize(args, MakeParallel(pool, max_threads))) {
     return NoMemory(kWho);
   }

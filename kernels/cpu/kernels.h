@@ -198,6 +198,8 @@ struct Prologue {
   }
 };
 
+struct OperandArgs;
+
 struct QuantizeArgs {
   const void* x;  // [rows, k], unless the prologue has halves
   Format x_format;
@@ -210,7 +212,15 @@ struct QuantizeArgs {
   uint8_t* values;            // [rows, k], or [rows, k / 2] for FP4
   uint8_t* scale;             // [rows, k / block]
   float* global_scale;        // the global scale used (1 for MX)
+  // With a prologue: its result is quantized along k, as an array [rows, k, 1],
+  // and along runs of rows, as [rows / run, run, k]. Values are null if a result
+  // is not wanted. The two replace the fields from `format` on; their x is not
+  // used. Null: along k, as these fields say.
+  const OperandArgs* sides;
 };
+
+// Limit of `padded` - `k` of the second one.
+inline constexpr int64_t kMostPadding = 128;
 
 // Quantization along any dimension, with the options of training recipes. A row
 // is one (outer, inner) pair. Its k values are followed by zeros up to

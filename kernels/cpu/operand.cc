@@ -94,10 +94,7 @@ ffi::Error QuantizeOperandHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
   args.outer = x.dimensions()[0];
   args.k = x.dimensions()[1];
   args.inner = x.dimensions()[2];
-  args.padded = values->dimensions()[1];
-  if (values->element_type() == ffi::U8) {
-    args.padded = args.padded * 8 / FactsOf(facts.values).stored_bits;
-  }
+  args.padded = ColumnsOf(facts, *values);
   const int64_t rows = args.outer * args.inner;
   ReadExtras(check, facts, hadamard, square, four_over_six, scale_up, key,
              &args);

@@ -11,10 +11,10 @@ namespace {
 #include "simd/codec.inl"
 #include "quantize/blocks.inl"
 #include "quantize/lanes.inl"
-#include "quantize/rows.inl"
 #include "quantize/threefry.inl"
 #include "quantize/hadamard.inl"
 #include "quantize/operand.inl"
+#include "quantize/rows.inl"
 #include "quantize/dequantize.inl"
 }  // namespace
 

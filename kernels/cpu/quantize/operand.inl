@@ -52,65 +52,76 @@ struct Tiling {
   }
 };
 
-// Returns the index in x of value k of a row. `size` is x's size along k.
-JAXPLUGIN_ALWAYS_INLINE int64_t IndexOf(const OperandArgs& args, int64_t row,
+// Returns the index of value k of a row of an array [outer, size, inner].
+JAXPLUGIN_ALWAYS_INLINE int64_t IndexOf(int64_t inner, int64_t row,
                                         int64_t size, int64_t k) {
-  return (row / args.inner * size + k) * args.inner + row % args.inner;
+  return (row / inner * size + k) * inner + row % inner;
 }
+
+// Memory with values of the array to quantize, [outer, k, inner]: all of them,
+// or a strip (quantize/strips.inl).
+struct Source {
+  const void* x;
+  Format format;
+  int64_t k, inner;
+  int64_t row, begin;  // place of the memory's first value in the array
+};
 
 // Reads values [begin, begin + count) of rows [row, row + rows), at most kLanes
 // rows, to out[value * stride]. Values and rows past the end are 0.
 template <Format kFormat>
-void ReadColumn(const OperandArgs& args, int64_t row, int rows, int64_t begin,
+void ReadColumn(const Source& from, int64_t row, int rows, int64_t begin,
                 int count, int stride, Floats* out) {
-  const int known = static_cast<int>(Max(0, Min(count, args.k - begin)));
+  row -= from.row;
+  begin -= from.begin;
+  const int known = static_cast<int>(Max(0, Min(count, from.k - begin)));
   int done = 0;
-  if (rows == kLanes && args.inner == 1) {
+  if (rows == kLanes && from.inner == 1) {
     for (; done + kLanes <= known; done += kLanes) {
       Words square[kLanes];
       for (int i = 0; i < kLanes; ++i) {
         square[i] = reinterpret_cast<Words>(
-            LoadLanes<kFormat>(args.x, (row + i) * args.k + begin + done));
+            LoadLanes<kFormat>(from.x, (row + i) * from.k + begin + done));
       }
       TurnLanes(square);
       for (int i = 0; i < kLanes; ++i) {
         out[(done + i) * stride] = reinterpret_cast<Floats>(square[i]);
       }
     }
-  } else if (rows == kLanes && row % args.inner + rows <= args.inner) {
-    const int64_t first = IndexOf(args, row, args.k, begin);
+  } else if (rows == kLanes && row % from.inner + rows <= from.inner) {
+    const int64_t first = IndexOf(from.inner, row, from.k, begin);
     for (; done < known; ++done) {
       out[done * stride] =
-          LoadLanes<kFormat>(args.x, first + done * args.inner);
+          LoadLanes<kFormat>(from.x, first + done * from.inner);
     }
   }
   for (int i = done; i < count; ++i) out[i * stride] = Floats{};
   for (int r = 0; r < rows && done < known; ++r) {
-    const int64_t first = IndexOf(args, row + r, args.k, begin);
+    const int64_t first = IndexOf(from.inner, row + r, from.k, begin);
     for (int i = done; i < known; ++i) {
-      out[i * stride][r] = LoadOne<kFormat>(args.x, first + i * args.inner);
+      out[i * stride][r] = LoadOne<kFormat>(from.x, first + i * from.inner);
     }
   }
 }
 
 // Reads values [begin, begin + count) of a tile to out[value][vector], and
 // transforms them if the arguments say so.
-void ReadSpan(const OperandArgs& args, const Tile& tile, int64_t begin,
-              int count, Floats* out) {
+void ReadSpan(const OperandArgs& args, const Source& from, const Tile& tile,
+              int64_t begin, int count, Floats* out) {
   for (int v = 0; v < tile.vectors; ++v) {
     const int64_t row = tile.row + v * kLanes;
     const int rows = static_cast<int>(Min(kLanes, tile.rows - v * kLanes));
-    switch (args.x_format) {
+    switch (from.format) {
       case Format::kBF16:
-        ReadColumn<Format::kBF16>(args, row, rows, begin, count, tile.vectors,
+        ReadColumn<Format::kBF16>(from, row, rows, begin, count, tile.vectors,
                                   out + v);
         break;
       case Format::kF16:
-        ReadColumn<Format::kF16>(args, row, rows, begin, count, tile.vectors,
+        ReadColumn<Format::kF16>(from, row, rows, begin, count, tile.vectors,
                                  out + v);
         break;
       default:
-        ReadColumn<Format::kF32>(args, row, rows, begin, count, tile.vectors,
+        ReadColumn<Format::kF32>(from, row, rows, begin, count, tile.vectors,
                                  out + v);
     }
   }
@@ -279,14 +290,13 @@ JAXPLUGIN_ALWAYS_INLINE void StoreChunk(const OperandArgs& args,
   }
 }
 
-// Quantizes chunk `index` of a tiling.
+// Quantizes values [begin, begin + count) of a tile, whole blocks and at most
+// kChunk values.
 template <typename T, int kBlock, bool kStochastic>
-void QuantizeChunk(const OperandArgs& args, const Tiling& tiling,
-                   const Nvfp4Global& global, int64_t index) {
+void QuantizeChunk(const OperandArgs& args, const Source& from,
+                   const Nvfp4Global& global, const Tile& tile, int64_t begin,
+                   int count) {
   constexpr bool kIsMx = kBlock == 32;
-  int64_t begin;
-  const Tile tile = tiling.At(index, &begin);
-  const int count = static_cast<int>(Min(kChunk, args.padded - begin));
   const int span = static_cast<int>(Max(kBlock, args.hadamard));
   const int vectors = tile.vectors;
   constexpr uint32_t kNoKey[2] = {0, 0};
@@ -294,7 +304,8 @@ void QuantizeChunk(const OperandArgs& args, const Tiling& tiling,
   Counters first[kMaxVectors];
   if constexpr (kStochastic) {
     for (int r = 0; r < vectors * kLanes; ++r) {
-      const int64_t number = IndexOf(args, tile.row + r, args.padded, begin);
+      const int64_t number =
+          IndexOf(args.inner, tile.row + r, args.padded, begin);
       first[r / kLanes].high[r % kLanes] = static_cast<uint32_t>(number >> 32);
       first[r / kLanes].low[r % kLanes] = static_cast<uint32_t>(number);
     }
@@ -302,7 +313,7 @@ void QuantizeChunk(const OperandArgs& args, const Tiling& tiling,
   Floats x[kChunk * kMaxVectors];
   Chunk chunk;
   for (int at = 0; at < count; at += span) {
-    ReadSpan(args, tile, begin + at, span, x);
+    ReadSpan(args, from, tile, begin + at, span, x);
     for (int i = 0; i < span; i += kBlock) {
       Floats* block = x + i * vectors;
       Ints maxima[kMaxVectors];
@@ -331,18 +342,38 @@ void QuantizeChunk(const OperandArgs& args, const Tiling& tiling,
   StoreChunk<T, kBlock>(args, tile, begin, count, chunk);
 }
 
-// Returns the bits of the largest magnitude of a chunk, over the blocks without
-// NaN or Inf.
-int32_t ChunkMax(const OperandArgs& args, const Tiling& tiling,
-                 int64_t index) {
-  int64_t begin;
-  const Tile tile = tiling.At(index, &begin);
-  const int count = static_cast<int>(Min(kChunk, args.padded - begin));
+using ChunkFunction = void (*)(const OperandArgs&, const Source&,
+                               const Nvfp4Global&, const Tile&, int64_t begin,
+                               int count);
+
+template <typename T, int kBlock>
+ChunkFunction ChunkFunctionOf(const OperandArgs& args) {
+  return args.key != nullptr ? QuantizeChunk<T, kBlock, true>
+                             : QuantizeChunk<T, kBlock, false>;
+}
+
+// Returns QuantizeChunk for the format and the rounding of the arguments.
+ChunkFunction ChunkFunctionOf(const OperandArgs& args) {
+  switch (args.format) {
+    case QuantizedFormat::kMxfp8: return ChunkFunctionOf<E4M3, 32>(args);
+    case QuantizedFormat::kMxfp8E5m2: return ChunkFunctionOf<E5M2, 32>(args);
+    case QuantizedFormat::kMxfp4: return ChunkFunctionOf<E2M1, 32>(args);
+    case QuantizedFormat::kMxfp6E2m3: return ChunkFunctionOf<E2M3, 32>(args);
+    case QuantizedFormat::kMxfp6E3m2: return ChunkFunctionOf<E3M2, 32>(args);
+    case QuantizedFormat::kNvfp4: return ChunkFunctionOf<E2M1, 16>(args);
+  }
+  return nullptr;
+}
+
+// Returns the bits of the largest magnitude of values [begin, begin + count) of
+// a tile, over the blocks without NaN or Inf.
+int32_t ChunkMax(const OperandArgs& args, const Source& from, const Tile& tile,
+                 int64_t begin, int count) {
   const int span = static_cast<int>(Max(kMinBlock, args.hadamard));
   Floats x[kChunk * kMaxVectors];
   Ints top = {};
   for (int at = 0; at < count; at += span) {
-    ReadSpan(args, tile, begin + at, span, x);
+    ReadSpan(args, from, tile, begin + at, span, x);
     for (int i = 0; i < span; i += kMinBlock) {
       Ints maxima[kMaxVectors];
       BlockMaxima<kMinBlock>(args, x + i * tile.vectors, tile.vectors, maxima);
@@ -357,74 +388,73 @@ int32_t ChunkMax(const OperandArgs& args, const Tiling& tiling,
   return most;
 }
 
-// Computes amax / range, with amax over the blocks without NaN or Inf. The
-// result is 1 if amax is 0.
+// Returns amax / range for the bits of amax, or 1 if amax is 0.
+float GlobalScaleOf(uint32_t amax, float range) {
+  // A quotient below 2^-126 becomes 2^-126, also if the caller's float mode has
+  // flushed it to 0.
+  const float quotient = AsFloat(amax) / range;
+  return amax == 0 ? 1.0f : quotient < 0x1p-126f ? 0x1p-126f : quotient;
+}
+
+// Returns the tile of chunk `index` of a tiling, and the chunk's values.
+Tile ChunkAt(const OperandArgs& args, const Tiling& tiling, int64_t index,
+             int64_t* begin, int* count) {
+  const Tile tile = tiling.At(index, begin);
+  *count = static_cast<int>(Min(kChunk, args.padded - *begin));
+  return tile;
+}
+
+// Computes amax / range, with amax over the blocks without NaN or Inf.
 bool OperandGlobalScale(const OperandArgs& args, const Tiling& tiling,
-                        int64_t each, const Parallel& parallel,
-                        float* result) {
-  const int64_t count = tiling.Count();
-  const int64_t tasks = CeilDiv(count, each);
+                        const Source& from, int64_t each,
+                        const Parallel& parallel, float* result) {
+  const int64_t chunks = tiling.Count();
+  const int64_t tasks = CeilDiv(chunks, each);
   Scratch scratch(static_cast<size_t>(Max(tasks, 1)) * 4);
   int32_t* maxima = reinterpret_cast<int32_t*>(scratch.get());
   if (maxima == nullptr) return false;
-  const bool ok = ParallelFor(parallel, tasks, [=, &args, &tiling](int64_t t,
-                                                                   int) {
-    int32_t amax = 0;
-    for (int64_t i = t * each; i < Min(count, (t + 1) * each); ++i) {
-      const int32_t most = ChunkMax(args, tiling, i);
-      amax = most > amax ? most : amax;
-    }
-    maxima[t] = amax;
-  });
+  const bool ok = ParallelFor(
+      parallel, tasks, [=, &args, &tiling, &from](int64_t t, int) {
+        int32_t amax = 0;
+        for (int64_t i = t * each; i < Min(chunks, (t + 1) * each); ++i) {
+          int64_t begin;
+          int count;
+          const Tile tile = ChunkAt(args, tiling, i, &begin, &count);
+          const int32_t most = ChunkMax(args, from, tile, begin, count);
+          amax = most > amax ? most : amax;
+        }
+        maxima[t] = amax;
+      });
   int32_t amax = 0;
   for (int64_t t = 0; t < tasks; ++t) amax = Max(amax, maxima[t]);
   // With four_over_six, scales go up to 256, because 1.5 * 256 is a scale too.
-  const float range = args.four_over_six ? 256.0f * 6 : 448.0f * 6;
-  const float quotient = AsFloat(static_cast<uint32_t>(amax)) / range;
-  *result = amax == 0 ? 1.0f : quotient < 0x1p-126f ? 0x1p-126f : quotient;
+  *result = GlobalScaleOf(static_cast<uint32_t>(amax),
+                          (args.four_over_six ? 256.0f : 448.0f) * 6);
   return ok;
-}
-
-template <typename T, int kBlock>
-bool QuantizeTiles(const OperandArgs& args, const Tiling& tiling, int64_t each,
-                   float global, const Parallel& parallel) {
-  const int64_t count = tiling.Count();
-  return ParallelFor(
-      parallel, CeilDiv(count, each), [=, &args, &tiling](int64_t t, int) {
-        // Computed in the task, which runs in the default float mode.
-        const Nvfp4Global shared(global);
-        for (int64_t i = t * each; i < Min(count, (t + 1) * each); ++i) {
-          if (args.key != nullptr) {
-            QuantizeChunk<T, kBlock, true>(args, tiling, shared, i);
-          } else {
-            QuantizeChunk<T, kBlock, false>(args, tiling, shared, i);
-          }
-        }
-      });
 }
 
 bool QuantizeOperand(const OperandArgs& args, const Parallel& parallel) {
   const Tiling tiling(args);
   const int64_t each = Max(1, kOperandTask / (tiling.tile_rows * kChunk));
+  const Source from = {args.x, args.x_format, args.k, args.inner, 0, 0};
   float global = args.given_global ? *args.given_global : 1.0f;
   if (args.compute_global &&
-      !OperandGlobalScale(args, tiling, each, parallel, &global)) {
+      !OperandGlobalScale(args, tiling, from, each, parallel, &global)) {
     return false;
   }
   *args.global_scale = global;
-  switch (args.format) {
-    case QuantizedFormat::kMxfp8:
-      return QuantizeTiles<E4M3, 32>(args, tiling, each, global, parallel);
-    case QuantizedFormat::kMxfp8E5m2:
-      return QuantizeTiles<E5M2, 32>(args, tiling, each, global, parallel);
-    case QuantizedFormat::kMxfp4:
-      return QuantizeTiles<E2M1, 32>(args, tiling, each, global, parallel);
-    case QuantizedFormat::kMxfp6E2m3:
-      return QuantizeTiles<E2M3, 32>(args, tiling, each, global, parallel);
-    case QuantizedFormat::kMxfp6E3m2:
-      return QuantizeTiles<E3M2, 32>(args, tiling, each, global, parallel);
-    case QuantizedFormat::kNvfp4:
-      return QuantizeTiles<E2M1, 16>(args, tiling, each, global, parallel);
-  }
-  return false;
+  const ChunkFunction quantize = ChunkFunctionOf(args);
+  const int64_t chunks = tiling.Count();
+  return ParallelFor(
+      parallel, CeilDiv(chunks, each),
+      [=, &args, &tiling, &from](int64_t t, int) {
+        // Computed in the task, which runs in the default float mode.
+        const Nvfp4Global shared(global);
+        for (int64_t i = t * each; i < Min(chunks, (t + 1) * each); ++i) {
+          int64_t begin;
+          int count;
+          const Tile tile = ChunkAt(args, tiling, i, &begin, &count);
+          quantize(args, from, shared, tile, begin, count);
+        }
+      });
 }

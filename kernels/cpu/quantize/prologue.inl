@@ -33,6 +33,16 @@ inline double Mean(const float* x, int64_t count) {
   return total / static_cast<double>(count);
 }
 
+inline void AddBias(const float* __restrict bias, int64_t count,
+                    float* __restrict x) {
+  for (int64_t j = 0; j < count; ++j) x[j] += bias[j];
+}
+
+// Returns x + residual if there is a residual, else x.
+inline const void* SummedX(const QuantizeArgs& args) {
+  return args.prologue.residual != nullptr ? args.prologue.sum : args.x;
+}
+
 // Reads a row of x as f32. If there is a residual, the row is their sum rounded
 // to x's dtype, which is a result, too.
 inline void ReadRow(const QuantizeArgs& args, int64_t row, float* out) {
@@ -40,16 +50,15 @@ inline void ReadRow(const QuantizeArgs& args, int64_t row, float* out) {
   for (int64_t c = 0; c < args.k; c += kQuantizeChunk) {
     const int64_t i = row * args.k + c;
     const int64_t count = Min(kQuantizeChunk, args.k - c);
-    const float* x = ReadFloats(args.x, args.x_format, i, count, out + c);
     if (p.residual != nullptr) {
-      float buffer[kQuantizeChunk], sum[kQuantizeChunk];
+      float buffer[kQuantizeChunk], other[kQuantizeChunk], sum[kQuantizeChunk];
+      const float* x = ReadFloats(args.x, args.x_format, i, count, buffer);
       const float* residual =
-          ReadFloats(p.residual, args.x_format, i, count, buffer);
+          ReadFloats(p.residual, args.x_format, i, count, other);
       for (int64_t j = 0; j < count; ++j) sum[j] = x[j] + residual[j];
       StoreFloats(sum, count, args.x_format, p.sum, i);
-      x = ReadFloats(p.sum, args.x_format, i, count, out + c);
     }
-    if (x != out + c) __builtin_memcpy(out + c, x, count * sizeof(float));
+    CopyFloats(SummedX(args), args.x_format, i, count, out + c);
   }
 }
 
@@ -61,26 +70,49 @@ inline void Prefetch(const void* x, Format format, int64_t i, int64_t count) {
   for (int64_t b = 0; b < count * size; b += 64) __builtin_prefetch(from + b);
 }
 
+// The numbers that normalize a row.
+struct Statistics {
+  float mean;  // 0 for rms_norm
+  float factor;
+};
+
+inline void Subtract(float mean, int64_t count, float* __restrict y) {
+  for (int64_t j = 0; j < count; ++j) y[j] -= mean;
+}
+
+// Reads a row to `y`, subtracts its mean and computes its statistics.
+inline Statistics ReadCentered(const QuantizeArgs& args, int64_t row,
+                               float* __restrict y) {
+  const Prologue& p = args.prologue;
+  ReadRow(args, row, y);
+  float mean = 0;
+  if (p.function == PrologueFunction::kLayerNorm) {
+    mean = static_cast<float>(Mean<false>(y, args.k));
+    Subtract(mean, args.k, y);
+  }
+  return {mean, static_cast<float>(
+                    1 / __builtin_sqrt(Mean<true>(y, args.k) + p.epsilon))};
+}
+
+// Normalizes `y`, values [column, column + count) of a row without its mean.
+inline void Normalize(const Prologue& p, float factor, int64_t column,
+                      int64_t count, float* __restrict y) {
+  for (int64_t j = 0; j < count; ++j) y[j] *= factor;
+  if (p.weight != nullptr) {
+    const float* weight = p.weight + column;
+    for (int64_t j = 0; j < count; ++j) y[j] *= weight[j];
+  }
+  if (p.bias != nullptr) AddBias(p.bias + column, count, y);
+}
+
 // Computes the norm of a row and quantizes it. `y` has memory for the row.
 inline void QuantizeNorm(const QuantizeArgs& args, const Codec& codec,
                          int64_t row, float* __restrict y) {
   const Prologue& p = args.prologue;
-  ReadRow(args, row, y);
-  if (p.function == PrologueFunction::kLayerNorm) {
-    const float mean = static_cast<float>(Mean<false>(y, args.k));
-    for (int64_t c = 0; c < args.k; ++c) y[c] -= mean;
-  }
-  const float factor = static_cast<float>(
-      1 / __builtin_sqrt(Mean<true>(y, args.k) + p.epsilon));
+  const Statistics statistics = ReadCentered(args, row, y);
   for (int64_t c = 0; c < args.k; c += kQuantizeChunk) {
     const int64_t end = Min(args.k, c + kQuantizeChunk);
-    for (int64_t j = c; j < end; ++j) y[j] *= factor;
-    if (p.weight != nullptr) {
-      for (int64_t j = c; j < end; ++j) y[j] *= p.weight[j];
-    }
-    if (p.bias != nullptr) {
-      for (int64_t j = c; j < end; ++j) y[j] += p.bias[j];
-    }
+    Normalize(p, statistics.factor, c, end - c, y + c);
     if (row + 1 < args.rows) {
       const int64_t next = (row + 1) * args.k + c;
       Prefetch(args.x, args.x_format, next, end - c);
@@ -113,19 +145,13 @@ struct Pair {
   float gate[kQuantizeChunk], up[kQuantizeChunk];
 };
 
-inline void AddBias(const float* __restrict bias, int64_t count,
-                    float* __restrict x) {
-  for (int64_t j = 0; j < count; ++j) x[j] += bias[j];
-}
-
 // Reads `count` gates and factors from a column of a row on, and adds biases.
 inline void ReadPair(const QuantizeArgs& args, int64_t row, int64_t column,
                      int64_t count, Pair* out) {
   const Prologue& p = args.prologue;
   const auto read = [&](const void* x, int64_t i, int64_t bias, int64_t values,
                         float* to) {
-    const float* floats = ReadFloats(x, args.x_format, i, values, to);
-    if (floats != to) __builtin_memcpy(to, floats, values * sizeof(float));
+    CopyFloats(x, args.x_format, i, values, to);
     if (p.bias != nullptr) AddBias(p.bias + bias, values, to);
   };
   const int64_t k = args.k;
@@ -149,33 +175,39 @@ inline void ReadPair(const QuantizeArgs& args, int64_t row, int64_t column,
   }
 }
 
+// Computes `count` values of a gated activation from a column of a row on.
+inline void ComputeGated(const QuantizeArgs& args, int64_t row, int64_t column,
+                         int64_t count, float* __restrict y) {
+  const Prologue& p = args.prologue;
+  Pair pair;
+  ReadPair(args, row, column, count, &pair);
+  switch (p.function) {
+    case PrologueFunction::kSiluAndMul:
+      for (int64_t j = 0; j < count; ++j) {
+        y[j] = Silu(pair.gate[j]) * pair.up[j];
+      }
+      break;
+    case PrologueFunction::kGeluAndMul:
+      for (int64_t j = 0; j < count; ++j) {
+        y[j] = Gelu(pair.gate[j]) * pair.up[j];
+      }
+      break;
+    default:
+      for (int64_t j = 0; j < count; ++j) {
+        y[j] = SwigluOai(pair.gate[j], pair.up[j], p.alpha, p.limit);
+      }
+  }
+}
+
 // Computes and quantizes values [begin, end) of a gated activation.
 inline void QuantizeGated(const QuantizeArgs& args, const Codec& codec,
                           int64_t begin, int64_t end) {
-  const Prologue& p = args.prologue;
   int64_t count;
   for (int64_t i = begin; i < end; i += count) {
     const int64_t column = i % args.k;
     count = Min(kQuantizeChunk, Min(args.k - column, end - i));
-    Pair pair;
-    ReadPair(args, i / args.k, column, count, &pair);
     float y[kQuantizeChunk];
-    switch (p.function) {
-      case PrologueFunction::kSiluAndMul:
-        for (int64_t j = 0; j < count; ++j) {
-          y[j] = Silu(pair.gate[j]) * pair.up[j];
-        }
-        break;
-      case PrologueFunction::kGeluAndMul:
-        for (int64_t j = 0; j < count; ++j) {
-          y[j] = Gelu(pair.gate[j]) * pair.up[j];
-        }
-        break;
-      default:
-        for (int64_t j = 0; j < count; ++j) {
-          y[j] = SwigluOai(pair.gate[j], pair.up[j], p.alpha, p.limit);
-        }
-    }
+    ComputeGated(args, i / args.k, column, count, y);
     Store(args, codec, i, count, y);
   }
 }

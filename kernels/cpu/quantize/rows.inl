@@ -21,25 +21,37 @@ JAXPLUGIN_ALWAYS_INLINE const float* ReadFloats(const void* x, Format format,
   return buffer;
 }
 
-// Quantizes `y`, values [i, i + count) of x or of the prologue's result. Copies
-// them and finds their amax if the call asks for it.
+// ReadFloats to memory of the caller.
+JAXPLUGIN_ALWAYS_INLINE void CopyFloats(const void* x, Format format,
+                                        int64_t begin, int64_t count,
+                                        float* out) {
+  const float* floats = ReadFloats(x, format, begin, count, out);
+  if (floats != out) __builtin_memcpy(out, floats, count * sizeof(float));
+}
+
+// Copies `y`, values [i, i + count) of x or of the prologue's result, and finds
+// their amax, if the call asks for it.
+inline void Report(const Prologue& prologue, int64_t i, int64_t count,
+                   const float* y) {
+  if (prologue.y != nullptr) {
+    __builtin_memcpy(prologue.y + i, y, count * sizeof(float));
+  }
+  if (prologue.amax != nullptr) RaiseAmax(FiniteAmax(y, count), prologue.amax);
+}
+
+// Quantizes `y`, values [i, i + count) of x or of the prologue's result.
 inline void Store(const QuantizeArgs& args, const Codec& codec, int64_t i,
                   int64_t count, const float* y) {
-  if (float* out = args.prologue.y) {
-    __builtin_memcpy(out + i, y, count * sizeof(float));
-  }
-  if (uint32_t* amax = args.prologue.amax) {
-    RaiseAmax(FiniteAmax(y, count), amax);
-  }
+  Report(args.prologue, i, count, y);
   const QuantizedFacts facts = FactsOf(args.format);
   QuantizeRun(codec, y, count, args.values + BytesOf(facts.values, i),
               args.scale + i / facts.block);
 }
 
 #include "quantize/prologue.inl"
+#include "quantize/strips.inl"
 
-// Computes amax / (448 * 6), with amax over the blocks without NaN or Inf. The
-// result is 1 if amax is 0.
+// Computes amax / (448 * 6), with amax over the blocks without NaN or Inf.
 bool ComputeGlobalScale(const QuantizeArgs& args, const Parallel& parallel,
                         float* result) {
   const int64_t total = args.rows * args.k;
@@ -64,14 +76,12 @@ bool ComputeGlobalScale(const QuantizeArgs& args, const Parallel& parallel,
   for (int64_t t = 0; t < tasks; ++t) {
     amax = maxima[t] > amax ? maxima[t] : amax;
   }
-  // A quotient below 2^-126 becomes 2^-126, also if the caller's float mode has
-  // flushed it to 0.
-  const float quotient = AsFloat(amax) / 2688.0f;
-  *result = amax == 0 ? 1.0f : quotient < 0x1p-126f ? 0x1p-126f : quotient;
+  *result = GlobalScaleOf(amax, 448.0f * 6);
   return ok;
 }
 
 bool Quantize(const QuantizeArgs& args, const Parallel& parallel) {
+  if (args.sides != nullptr) return QuantizeStrips(args, parallel);
   float global = args.given_global ? *args.given_global : 1.0f;
   if (args.format == QuantizedFormat::kNvfp4 && args.compute_global &&
       !ComputeGlobalScale(args, parallel, &global)) {

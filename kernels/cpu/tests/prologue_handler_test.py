@@ -173,13 +173,83 @@ class PrologueTest(parameterized.TestCase):
       )
       np.testing.assert_array_equal(scales, expected_scale)
 
+  @testing.each(case=CASES, along=(2, 3))
+  def test_blocks_of_rows_have_codes_of_the_same_result(self, case, along, isa):
+    """A run has its tail, or fills two strips and is padded by a block."""
+    case = dataclasses.replace(case, shape=(2 * 70, case.shape[1]))
+    given, k = inputs(case), case.shape[1]
+    options = {
+      **given,
+      **attributes(case),
+      "format": testing.QUANTIZED.index(case.format),
+      "function": case.function,
+      "halves": case.halves,
+      "isa": isa,
+    }
+    is_nvfp4 = case.format == "nvfp4"
+    one = np.float32(0.01) if is_nvfp4 else None
+    *_, expected_amax, expected = testing.prologue(global_scale=one, **options)
+    both = np.float32([0.01, 0.02]) if is_nvfp4 and along == 3 else one
+    for scale in (both, None) if is_nvfp4 else (None,):
+      is_computed = is_nvfp4 and scale is None
+      *sides, amax, y = testing.prologue(
+        global_scale=scale,
+        compute_global=int(is_computed),
+        along=along,
+        run=70,
+        padded=160 if case.halves else None,
+        **options,
+      )
+      if "residual" in given:
+        total = sides.pop()
+        np.testing.assert_array_equal(
+          total.astype("f4"), reference(case, **given)[0].astype("f4")
+        )
+      np.testing.assert_array_equal(y, expected)
+      self.assertEqual(amax, expected_amax)
+      columns = y.reshape(2, 70, k).transpose(0, 2, 1)
+      width = testing.one_a_byte(sides[-3], case.format).shape[-1] - 70
+      columns = np.pad(columns, ((0, 0), (0, 0), (0, width)))
+      blocked = [y, columns.reshape(2 * k, -1)][along == 2 :]
+      scales = [None] * 2 if scale is None else np.broadcast_to(scale, 2)
+      for i, (each, own) in enumerate(zip(blocked, scales, strict=False)):
+        values, scale_codes, global_scale = sides[3 * i :][:3]
+        codes, want, own_global = testing.quantized_reference(
+          each, case.format, 0, own
+        )
+        np.testing.assert_array_equal(
+          testing.one_a_byte(values, case.format), codes
+        )
+        np.testing.assert_array_equal(scale_codes, want)
+        if is_nvfp4:
+          self.assertEqual(global_scale, own_global)
+
+  @testing.each(along=(1, 2), name=("mxfp8", "nvfp4"))
+  def test_key_draws_the_bits_of_the_result_on_its_own(self, along, name, isa):
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((2 * 70, 96)).astype(BF16)
+    key = np.uint32([3, 5])
+    options = {"format": testing.QUANTIZED.index(name), "isa": isa}
+    scale = np.float32(0.01) if name == "nvfp4" else None
+    values, codes, _, _, y = testing.prologue(
+      x, scale, along=along, run=70, key=key, **options
+    )
+    y = y[..., None] if along == 1 else y.reshape(2, 70, 96)
+    padded = 96 if along == 1 or name == "mxfp8" else 80
+    want, want_codes, _ = testing.quantize_operand(
+      y, scale, key, padded=padded, **options
+    )
+    np.testing.assert_array_equal(values, want)
+    np.testing.assert_array_equal(codes, want_codes)
+
   def test_no_rows_and_no_columns_give_empty_results(self):
     for shape in ((0, 64), (3, 0)):
       x = np.zeros(shape, BF16)
-      *_, total, amax, y = testing.prologue(
-        x, residual=x, weight=np.ones(shape[1], F32)
-      )
-      self.assertEqual((total.shape, y.shape, amax), (shape, shape, 0))
+      for along in (1, 2, 3):
+        *_, total, amax, y = testing.prologue(
+          x, residual=x, weight=np.ones(shape[1], F32), along=along
+        )
+        self.assertEqual((total.shape, y.shape, amax), (shape, shape, 0))
 
   @parameterized.named_parameters(
     ("function", {"function": 6}, "prologue must be"),
@@ -200,7 +270,14 @@ class PrologueTest(parameterized.TestCase):
     ),
     ("bias", {"bias": np.ones(64, "f4")}, "bias must be"),
     ("residual", {"residual": np.ones((2, 32), BF16)}, "residual must have"),
-    ("computed", {"format": 3, "compute_global": 1}, "compute_global must be"),
+    ("computed", {"compute_global": 1}, "compute_global must be"),
+    ("along", {"along": 5}, "along must be"),
+    ("run", {"along": 2, "run": 3}, "run must be 0 or divide the rows, got 3"),
+    ("padded", {"along": 2, "padded": 160}, "by at most 128, got 160 for .* 2"),
+    ("short", {"along": 3, "run": 1, "padded": 0}, "must have the run padded"),
+    ("scales", {"format": 3, "global_scale": np.ones(2, "f4")}, "f32.0., got"),
+    ("keys", {"along": 3, "key": np.zeros(2, "u4")}, "the key of one side"),
+    ("key", {"along": 2, "key": np.zeros(3, "u4")}, r"u32.2., got u32.3."),
     ("sum", {"residual": np.ones((2, 32), "f4"), "results": [((2, 33), "f4")]},
      "the sum must have"),
     ("result", {"results": [((2, 32), BF16)]}, r"last .* amax.*got bf16\[2,32"),

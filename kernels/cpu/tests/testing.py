@@ -406,14 +406,24 @@ def prologue(
   bias=None,
   residual=None,
   results=(),
+  along=1,
+  padded=None,
+  key=None,
   **options,
 ):
   """Calls jaxplugin_quantize with a prologue.
 
-  Returns values, scale, the global scale, the sum if there is a residual, amax,
-  and the prologue's result. `results` replaces the types of the last ones.
+  Returns values, scale and the global scale of each side, the sum if there is a
+  residual, amax, and the prologue's result. `results` replaces the types of the
+  last ones. `padded` is the size of a run with its padding.
   """
   rows, k = x.shape[0], x.shape[1] // (2 if halves else 1)
+  sides = _quantized(rows, k, format) if along & 1 else ()
+  if along & 2:
+    run = options.get("run") or max(rows, 1)
+    block = FORMATS[QUANTIZED[format]][2]
+    padded = -(-run // block) * block if padded is None else padded
+    sides += _quantized(rows // run * k, padded, format)
   sums = [] if residual is None else [jax.ShapeDtypeStruct(x.shape, x.dtype)]
   f32 = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
   last = results or (*sums, f32(), f32(rows, k))
@@ -421,10 +431,11 @@ def prologue(
     x,
     global_scale,
     format=format,
-    more=(up, weight, bias, residual),
-    results=(*_quantized(rows, k, format), *last),
+    more=(up, weight, bias, residual, *([] if key is None else [key])),
+    results=(*sides, *last),
     prologue=function,
     halves=halves,
+    along=along,
     **options,
   )
 
