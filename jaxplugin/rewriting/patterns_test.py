@@ -682,16 +682,43 @@ class FusedMatmulsTest(parameterized.TestCase):
     np.testing.assert_allclose(got, y.T @ g, rtol=0, atol=0.02 * abs(got).max())
     self.assertLess(np.linalg.norm(got - y.T @ g), 1e-3 * np.linalg.norm(got))
 
-  def test_norm_is_not_fused_before_a_backward_pass(self):
+  def test_norm_before_a_backward_pass_is_fused_if_the_target_has_kernels(self):
     params, x = block_params(), normal(*SHAPE)
     loss = lambda params, x: block(params, x).sum()
     step = jax.grad(fused(loss))
     self.assertEqual(
       {name for name, _ in prologues_of(step, params, x)}, {"silu_and_mul"}
     )
-    (_, norm), _, (_, silu) = outcomes(step, params, x)
-    self.assertEqual(silu, "fused")
-    self.assertStartsWith(norm, "separate: the backward pass quantizes")
+    for target in (jp.named_target("cpu"), jp.named_target("h100")):
+      with jp.use_target(target):
+        (_, norm), _, (_, silu) = outcomes(step, params, x)
+      self.assertEqual(silu, "fused")
+      self.assertStartsWith(norm, "separate: the backward pass quantizes")
+    if jp.detect_target("cpu").cpu_kernels is None:
+      return
+    self.assertEqual({note for _, note in outcomes(step, params, x)}, {"fused"})
+    step = jax.value_and_grad(fused(loss))
+    text = jax.jit(step).lower(params, x).as_text()
+    # The norm of two matmuls, and the activation.
+    self.assertEqual(text.count("along = 3"), 2)
+
+  def test_gradient_of_a_fused_norm_is_that_of_its_quantized_result(self):
+    """With a target without kernels XLA computes the norm."""
+    x, w, ones = normal(64, 128), normal(128, 32), normal(64, 32)
+
+    def loss(w, x):
+      return ((llama(x, x[0]) @ w) * ones).sum()
+
+    got = jax.jit(jax.grad(fused(loss)))(w, x)
+    y = np.asarray(x, np.float64)
+    y = y / np.sqrt(np.mean(y * y, -1, keepdims=True) + 1e-6) * y[0]
+    y, g = (
+      np.asarray(jp.dequantize(jp.quantize(a, "mxfp8", axis=0)), np.float64)
+      for a in (y.astype(np.float32), ones)
+    )
+    # A code next to a tie may differ: 2^-4 of one of 64 terms.
+    np.testing.assert_allclose(got, y.T @ g, rtol=0, atol=0.02 * abs(got).max())
+    self.assertLess(np.linalg.norm(got - y.T @ g), 1e-3 * np.linalg.norm(got))
 
   def test_explain_names_other_readers_of_the_activations(self):
     def model(params, x, is_read):

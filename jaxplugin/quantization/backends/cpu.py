@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cpu implementation: the C++ kernels of kernels/cpu, through XLA's FFI.
 
-Kernels quantize along the last axis, where they also compute prologues. They
-quantize along any axis with `RecipeOptions`, to FP4, for which XLA ops take
-longest, and for matmuls, which read the blocked axis last. They dequantize
-along the last axis, and results below 2^-126 are exact.
+Kernels quantize along the last axis. They quantize along any axis with
+`RecipeOptions`, to FP4, for which XLA ops take longest, and for matmuls, which
+read the blocked axis last. They quantize the result of a prologue along the
+last axis, along rows, or along both. They dequantize along the last axis, and
+results below 2^-126 are exact.
 
 Compared with XLA ops on f32 (AVX2, 2 cores of an EPYC, jax 0.10.2, 2026-11),
 the kernels are:
@@ -34,7 +35,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import layouts
+from jaxplugin.core import blocking
 from jaxplugin.core import decisions
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.operation import choice
@@ -53,6 +56,15 @@ _FUNCTIONS: Final = {
 }
 _HALVES: Final = {None: 0, "split": 1, "interleaved": 2}
 _BEST_ISA: Final = 0
+_SHARD: Final = (
+  "a kernel draws the random bits of a whole array, and x is one device's shard"
+)
+_MOST_PADDING: Final = 128  # kMostPadding of kernels/cpu/kernels.h
+# The options that only describe a key, with their values without one.
+_KEY: Final = {
+  name: getattr(problems.NO_OPTIONS, name)
+  for name in ("is_stochastic", "key_impl", "is_partitionable", "strides")
+}
 
 
 def _missing(target: targets.Target) -> str:
@@ -79,12 +91,12 @@ def _quantize_refusal(
     return reason
   if problem.format not in cpu_library.FORMATS:
     return f"its kernels do not support {problem.format}"
-  if len(problem.blockings) != 1:
-    return "kernels quantize along one axis at a time"
   if problem.pads_values:
     return "kernels write as many rows as x has"
   if problem.prologue is not None:
     return _prologue_refusal(problem)
+  if len(problem.blockings) != 1:
+    return "kernels quantize x along one axis at a time"
   (single,), (options,) = problem.each(), problem.options
   # Kernels write k last, so another axis needs a transpose of the result unless
   # a matmul reads it. For codes of a byte the transpose costs more time than
@@ -102,10 +114,7 @@ def _quantize_refusal(
   if reason := options.bits_refusal():
     return f"a kernel {reason}"
   if options.strides is not None:
-    return (
-      "a kernel draws the random bits of a whole array, and x is one device's"
-      " shard"
-    )
+    return _SHARD
   if options.hadamard is not None and single.shape[axis] % options.hadamard:
     return (
       f"kernels transform whole groups of {options.hadamard}, got"
@@ -134,18 +143,53 @@ def _as_written(
 
 def _prologue_refusal(problem: problems.QuantizationProblem) -> str:
   """Returns why kernels do not compute the problem's prologue, or ""."""
-  (b,), (options,) = problem.blockings, problem.options
-  last = len(problem.shape) - 1
-  if b.dims != (last,) or problem.shape[last] % problem.format.block_size:
-    return "kernels compute a prologue only for whole blocks of the last axis"
-  if options != problems.NO_OPTIONS:
-    return f"kernels do not compute a prologue of values {options}"
-  if problem.computes_global_scale:
+  runs = list(map(_run_of, problem.singles()))
+  if None in runs or len({bool(run) for run in runs}) < len(runs):
+    dims = [list(b.dims) for b in problem.blockings]
     return (
-      "the global scale needs all of the prologue's result before a kernel"
-      " quantizes it"
+      "kernels compute a prologue with blocks along the last dimension, along"
+      f" those directly before it, or along both, got {dims}"
     )
+  if problem.shape[-1] % problem.format.block_size:
+    return (
+      "kernels compute a prologue only for whole blocks of"
+      f" {problem.format.block_size} features, got {problem.shape[-1]}"
+    )
+  if any(runs) and not extents.are_static(problem.shape):
+    return "kernels need static sizes to compute a prologue with blocks of rows"
+  for options, b in zip(problem.options, problem.blockings, strict=True):
+    if dataclasses.replace(options, **_KEY) != problems.NO_OPTIONS:
+      return f"kernels do not compute a prologue of values {options}"
+    if reason := options.bits_refusal():
+      return f"a kernel {reason}"
+    if options.is_stochastic and (len(runs) > 1 or len(b.dims) > 1):
+      return (
+        "kernels draw the random bits of a prologue's result for one axis of"
+        " one dimension"
+      )
+    if options.strides is not None:
+      return _SHARD
+    if b.multiple > _MOST_PADDING:
+      return f"kernels pad by up to {_MOST_PADDING} rows, got {b.multiple}"
   return ""
+
+
+def _run_of(single: problems.QuantizationProblem) -> int | None:
+  """Returns how many rows one blocking divides into blocks.
+
+  Rows are all dimensions except the last one, in order. The number is 0 for
+  blocks along the last dimension, and None if the blocked dimensions are not
+  the last rows.
+  """
+  (b,) = _as_written(single).blockings
+  last = len(single.shape) - 1
+  if b.dims == (last,):
+    return 0
+  is_last = b.dims == tuple(range(last))[last - len(b.dims) :] and b.dims
+  is_in_order = len(b.dims) == 1 or list(b.lead) == sorted(b.lead)
+  if not (is_last and is_in_order):
+    return None
+  return math.prod(single.shape[d] for d in b.dims)
 
 
 def _square_rows(problem: problems.QuantizationProblem) -> int | None:
@@ -206,9 +250,11 @@ def quantize(
   keys: Sequence[jax.Array | None] = (),
   more: Mapping[str, jax.Array] = types.MappingProxyType({}),
 ) -> list[jax.Array]:
-  """Computes the results of `quantize_p` with one blocking."""
+  """Computes the results of `quantize_p`."""
   cpu_library.register()
   limit = cpu_library.thread_limit(target)
+  if problem.prologue is not None:
+    return _quantize_prologue(x, global_scale, problem, limit, keys, more)
   (b,), (single,) = problem.blockings, problem.each()
   is_last = single.blockings[0].axis() == len(single.shape) - 1
   is_turned = b.merges_in_place and b.dims[-1] < len(problem.shape) - 1
@@ -217,7 +263,7 @@ def quantize(
     and not (is_turned and problem.for_products)
     and problem.options == (problems.NO_OPTIONS,)
   ):
-    return _quantize_rows(x, global_scale, problem, limit, more)
+    return _quantize_rows(x, global_scale, problem, limit)
   return _quantize_operand(x, global_scale, problem, limit, *keys)
 
 
@@ -226,45 +272,77 @@ def _quantize_rows(
   global_scale: jax.Array | None,
   problem: problems.QuantizationProblem,
   limit: dict[str, np.int64],
-  more: Mapping[str, jax.Array],
 ) -> list[jax.Array]:
   """Quantizes along the last dimension, without options."""
-  (b,), prologue = problem.blockings, problem.prologue
+  (b,) = problem.blockings
   *lead, k = b.shape(problem.shape)
-  arrays: list[jax.Array] = []
-  attributes: dict[str, np.generic] = {}
-  if prologue is None:
-    x = b.apply(x)
-  else:
-    arrays = [
-      more[name].reshape(-1, more[name].shape[-1])
-      if name in more and name in prologues.OF_X
-      else _or_absent(more.get(name))
-      for name in prologues.OPERANDS
-    ]
-    attributes = {
-      "prologue": np.int64(_FUNCTIONS[prologue.function]),
-      "halves": np.int64(_HALVES[prologue.halves]),
-      "epsilon": np.float32(prologue.epsilon),
-      "alpha": np.float32(prologue.alpha),
-      "limit": np.float32(prologue.limit),
-    }
+  x = b.apply(x)
   rows = x.reshape(-1, x.shape[-1])
-  sums = [jax.ShapeDtypeStruct(rows.shape, x.dtype)] * problem.returns_sum
-  amax = [jax.ShapeDtypeStruct((), jnp.float32)] * problem.returns_amax
-  results = jax.ffi.ffi_call(
-    _QUANTIZE, (*_types(problem, rows.shape[0], k), *sums, *amax)
-  )(
+  results = jax.ffi.ffi_call(_QUANTIZE, _types(problem, rows.shape[0], k))(
+    rows, _or_absent(global_scale), **_attributes(problem), **limit
+  )
+  return _shaped(results, problem, (*lead, k))
+
+
+def _quantize_prologue(
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  problem: problems.QuantizationProblem,
+  limit: dict[str, np.int64],
+  keys: Sequence[jax.Array | None],
+  more: Mapping[str, jax.Array],
+) -> list[jax.Array]:
+  """Quantizes a prologue's result along features, rows, or both."""
+  prologue, singles = problem.prologue, problem.singles()
+  assert prologue is not None
+  runs = [_run_of(single) or 0 for single in singles]
+  # The kernel's first results are those along features.
+  order = sorted(range(len(runs)), key=lambda i: runs[i] > 0)
+  if global_scale is not None and global_scale.ndim:
+    global_scale = global_scale[jnp.array(order)]
+  rows, k = x.reshape(-1, x.shape[-1]), problem.shape[-1]
+  types: list[jax.ShapeDtypeStruct] = []
+  for i in order:
+    written = rows.shape[0], k
+    if runs[i]:
+      (b,) = _as_written(singles[i]).blockings
+      padded = b.shape(problem.shape)[b.axis()]
+      written = rows.shape[0] // runs[i] * k, padded
+    types += _types(problem, *written)
+  types += [jax.ShapeDtypeStruct(rows.shape, x.dtype)] * problem.returns_sum
+  types += [jax.ShapeDtypeStruct((), jnp.float32)] * problem.returns_amax
+  arrays = [
+    more[name].reshape(-1, more[name].shape[-1])
+    if name in more and name in prologues.OF_X
+    else _or_absent(more.get(name))
+    for name in prologues.OPERANDS
+  ]
+  results = jax.ffi.ffi_call(_QUANTIZE, types)(
     rows,
     _or_absent(global_scale),
     *arrays,
+    *(key for key in keys if key is not None),
+    prologue=np.int64(_FUNCTIONS[prologue.function]),
+    halves=np.int64(_HALVES[prologue.halves]),
+    epsilon=np.float32(prologue.epsilon),
+    alpha=np.float32(prologue.alpha),
+    limit=np.float32(prologue.limit),
+    along=np.int64(sum({1 + (run > 0) for run in runs})),
+    run=np.int64(max(runs)),
     **_attributes(problem),
-    **attributes,
     **limit,
   )
-  found = _shaped(results[:3], problem, (*lead, k))
-  found += results[3 + len(sums) :]
-  return found + [total.reshape(x.shape) for total in results[3:][: len(sums)]]
+  found: dict[int, list[jax.Array]] = {}
+  for at, i in enumerate(order):
+    each = results[3 * at :][:3]
+    found[i] = _restored(each, singles[i], _as_written(singles[i]).blockings[0])
+  rest = results[3 * len(order) :]
+  sums, amax = rest[: problem.returns_sum], rest[problem.returns_sum :]
+  return [
+    *(leaf for i in range(len(order)) for leaf in found[i]),
+    *amax,
+    *(total.reshape(x.shape) for total in sums),
+  ]
 
 
 def _quantize_operand(
@@ -310,9 +388,27 @@ def _quantize_operand(
     scale_up=np.int64(options.scale_up),
     **limit,
   )
-  order = [d for d in order if d != b.axis()] + [b.axis()]
+  return _restored(results, problem, b, order)
+
+
+def _restored(
+  results: Sequence[jax.Array],
+  problem: problems.QuantizationProblem,
+  b: blocking.Blocking,
+  order: Sequence[int] | None = None,
+) -> list[jax.Array]:
+  """Returns results of a kernel in the order of the blocked array.
+
+  Args:
+    results: values, scale and global scale; the blocked dimension is last.
+    problem: problem of one blocking.
+    b: the blocking as the kernel computes it.
+    order: order of the kernel's other dimensions; by default that of the array.
+  """
+  shape = b.shape(problem.shape)
+  order = [d for d in order or range(len(shape)) if d != b.axis()] + [b.axis()]
   results = _shaped(results, problem, tuple(shape[d] for d in order))
-  if b != given:
+  if b != problem.blockings[0]:
     moved = [b.unmerged(r, problem.shape) for r in results[:2]]
   else:
     back = [order.index(d) for d in range(len(order))]

@@ -25,6 +25,10 @@ MODULE = lowering.Module(platforms=("cpu",))
 DRAWN = problems.RecipeOptions(is_stochastic=True, key_impl="threefry2x32")
 
 
+UP = problems.RecipeOptions(scale_up=True)
+FIRST, ROWS, LAST = (blocking.Blocking.along(axis, 3, 32) for axis in range(3))
+MERGED = blocking.Blocking(dims=(0, 1), lead=(2,), multiple=32)
+
 # Roundings of the largest result.
 AMAX_ERROR = 16 * 2.0**-24
 
@@ -155,24 +159,33 @@ class BitsTest(parameterized.TestCase):
 class PrologueTest(parameterized.TestCase):
   """kernels/cpu/tests/prologue_handler_test.py has the numerical tests."""
 
-  def problem(self, axis=1, format=jp.MXFP8, shape=(16, 64), **fields):
-    return problems.QuantizationProblem.along(
-      axis,
+  def problem(self, format=jp.MXFP8, shape=(2, 32, 64), **fields):
+    return problems.QuantizationProblem(
       shape=shape,
       dtype=np.dtype(np.float32),
       format=format,
       prologue=prologue_cases.CASES[0],
-      **fields,
+      **{"blockings": (LAST,)} | fields,
     )
 
   @parameterized.parameters(
     (
-      {"axis": 0, "shape": (32, 64), "format": jp.MXFP4},
-      "only for whole blocks of the last axis",
+      {"shape": (2, 32, 40), "format": jp.MXFP4, "blockings": (ROWS,)},
+      "only for whole blocks of 32 features, got 40",
     ),
-    ({"shape": (16, 40)}, "only for whole blocks of the last axis"),
-    ({"format": jp.NVFP4}, "the global scale needs all of the prologue's"),
-    ({"options": (DRAWN,)}, "a prologue of values rounded stochastically"),
+    (
+      {"shape": (32, 4, 64), "format": jp.MXFP4, "blockings": (FIRST,)},
+      r"directly before it, .* got \[\[0\]\]",
+    ),
+    ({"options": (UP,)}, "a prologue of values scales rounded up"),
+    (
+      {"blockings": (LAST, ROWS), "options": (DRAWN, DRAWN)},
+      "random bits of a prologue's result for one axis",
+    ),
+    (
+      {"blockings": (MERGED,), "options": (DRAWN,)},
+      "random bits of a prologue's result for one axis",
+    ),
   )
   def test_note_says_why_the_prologue_is_separate(self, fields, reason):
     problem = self.problem(**fields)
@@ -183,12 +196,21 @@ class PrologueTest(parameterized.TestCase):
       str(parts[0].decision), f"(?s)separate XLA operation, .*cpu: .*{reason}"
     )
 
-  @parameterized.parameters(jp.MXFP8, jp.NVFP4, jp.MXFP4)
-  def test_one_kernel_computes_and_quantizes(self, format):
+  @parameterized.parameters(
+    (jp.MXFP8, (LAST,), None),
+    (jp.NVFP4, (LAST,), 0.01),
+    (jp.NVFP4, (LAST,), None),
+    (jp.MXFP4, (LAST,), None),
+    (jp.MXFP8, (LAST, MERGED), None),
+    (jp.MXFP6_E2M3, (ROWS, LAST), None),
+    (jp.NVFP4, (MERGED, LAST), (0.01, 0.02)),
+    (jp.NVFP4, (ROWS, LAST), None),
+    (jp.MXFP4, (MERGED,), None),
+  )
+  def test_one_kernel_computes_and_quantizes(self, format, along, scale):
     """Codes differ from those of XLA's result if roundings of f32 do."""
-    shape, calls = (2, 5, 192), len(prologue_cases.CASES)
-    along = (blocking.Blocking.along(2, 3, format.block_size),)
-    scale = np.float32(0.01) if format == jp.NVFP4 else None
+    shape, calls = (2, 64, 192), len(prologue_cases.CASES)
+    scale = None if scale is None else np.float32(scale)
     given = [
       prologue_cases.operands(prologue, shape, jax.numpy.bfloat16)
       for prologue in prologue_cases.CASES
@@ -220,6 +242,11 @@ class PrologueTest(parameterized.TestCase):
       largest = np.abs(prologue_cases.exact(prologue, x, more)[0]).max()
       np.testing.assert_allclose(amax, largest, rtol=AMAX_ERROR)
       contract.assert_same_bits(total, other_total)
-      for got, want in zip(one[0][:2], other[0][:2], strict=True):
+      for got, want in zip(
+        jax.tree.leaves(one), jax.tree.leaves(other), strict=True
+      ):
+        if got.ndim == 0:  # a global scale
+          np.testing.assert_allclose(got, want, rtol=AMAX_ERROR)
+          continue
         same = np.asarray(got).view(np.uint8) == np.asarray(want).view(np.uint8)
         self.assertGreater(same.mean(), 0.998)

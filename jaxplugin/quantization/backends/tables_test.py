@@ -220,13 +220,14 @@ class DecidedTest(parameterized.TestCase):
 
   def test_refused_prologue_is_separate_from_the_best_backend(self):
     module = backends.lowering.Module(platforms=("cpu",), is_partitioned=False)
-    problem = along(1, format=jp.NVFP4, prologue=NORM)  # computes its scale
+    options = (problems.RecipeOptions(scale_up=True),)
+    problem = along(1, format=jp.NVFP4, prologue=NORM, options=options)
     (part,) = backends.decide(problem, module, self.target)
     self.assertEqual(part.problem, problem.without_prologue())
     self.assertEqual(part.decision.implementation, "cpu")
     (note,) = part.decision.notes
     self.assertStartsWith(
-      note, "the prologue is a separate XLA operation, because cpu: the global"
+      note, "the prologue is a separate XLA operation, because cpu: kernels do"
     )
     told = backends.explained(problem, module, self.target)
     self.assertEqual((told.implementation, told.reason), ("cpu", ""))
