@@ -215,6 +215,12 @@ class AcceptedExpertsTest(parameterized.TestCase):
     self.assertLen(found, 3)
     self.assertEqual({outcome for _, outcome in found}, {"fused"})
 
+  def test_norm_in_the_function_of_its_matmul_has_one_line(self):
+    args = quantized(params_of()), normal(ROWS, MODEL), sizes()
+    found = outcomes(accepted(jax.jit(mixtral)), *args)
+    self.assertLen(found, 3)
+    self.assertEqual({outcome for _, outcome in found}, {"fused"})
+
   def test_rows_are_quantized_without_prologues(self):
     params, x = params_of(), normal(ROWS, MODEL)
     for format in ("mxfp8", "nvfp4"):
