@@ -23,7 +23,6 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking
 from jaxplugin.core import extents
 from jaxplugin.core import formats
-from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import notation
@@ -109,28 +108,18 @@ def quantize_all(
 
 
 def prologue_refusal(
-  prologue: prologues.Prologue,
   specs: Sequence[QuantizeSpec],
   shape: Sequence[Any],
 ) -> str:
   """Returns why the specs quantize a prologue's result separately, or "".
 
-  A CPU kernel quantizes a norm for both passes from one read. Without kernels,
-  XLA ops would compute the norm in f32 for the second dimension, and a prologue
-  for the first one saves nothing. The target is the one of `use_target`, or
-  else the default device.
-
   Args:
-    prologue: the prologue.
     specs: `QuantizeSpec` of each result.
     shape: shape of the prologue's result.
   """
   last, first = len(shape) - 1, specs[0]
   if first.along.dims != (last,):
     return "the matmul does not contract its last dimension"
-  has_kernels = targets.current_target().cpu_kernels is not None
-  if prologue.is_norm and len(specs) > 1 and not has_kernels:
-    return "the backward pass quantizes it along another dimension"
   for spec in specs:
     if spec.options != problems.NO_OPTIONS:
       return f"its values are {spec.options}"

@@ -414,7 +414,7 @@ class Acceptor(calls.Walker):
       note = found.reason
     elif not note:
       specs = [_spec(x, format)]
-      note = operands.prologue_refusal(found.call.prologue, specs, x.shape)
+      note = operands.prologue_refusal(specs, x.shape)
       if not note and not options.fuse_activations:
         note = f"pass fuse_activations=True to {WHO}"
     chain = sites.Chain(

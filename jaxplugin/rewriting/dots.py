@@ -174,7 +174,7 @@ class Dots(calls.Walker):
     is_fused = not note and self.transform.fuse_activations
     if found.call is not None and not reason:
       refusal, in_training = quantized_operand.prologue_refusals(
-        found.call.prologue, scheme, arrays, site.dimension_numbers
+        scheme, arrays, site.dimension_numbers
       )
       is_fused &= not refusal
       if refusal:

@@ -294,7 +294,7 @@ def quantized(
   keys = keys or [None] * len(specs)
   if not specs:
     return []
-  if call and not operands.prologue_refusal(call.prologue, specs, x.shape):
+  if call and not operands.prologue_refusal(specs, x.shape):
     guard = tangents.derivative_guard(x, f"{who}{_NO_SECOND}")
     call = tangents.attach_guard(call, guard)
     return list(operands.quantize_all(call, tuple(specs), tuple(keys)))

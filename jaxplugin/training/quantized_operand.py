@@ -359,7 +359,6 @@ class Produced(NamedTuple):
 
 
 def prologue_refusals(
-  prologue: prologues.Prologue,
   scheme: products.Scheme,
   arrays: tuple[Any, Any],
   numbers: sides.DimensionNumbers,
@@ -370,7 +369,6 @@ def prologue_refusals(
   before a backward pass.
 
   Args:
-    prologue: the prologue that computes the activations.
     scheme: of the matmul, with a weight.
     arrays, numbers: operands of the matmul, and its dimension numbers.
   """
@@ -387,8 +385,8 @@ def prologue_refusals(
   shape = arrays[index].shape
   both = [forward] if backward is None else [forward, backward]
   return (
-    operands.prologue_refusal(prologue, [forward], shape),
-    operands.prologue_refusal(prologue, both, shape),
+    operands.prologue_refusal([forward], shape),
+    operands.prologue_refusal(both, shape),
   )
 
 
