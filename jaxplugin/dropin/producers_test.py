@@ -311,10 +311,25 @@ class ProducersTest(parameterized.TestCase):
     )
     self.assertLess(unused, used)
 
+  def test_estimate_counts_each_pass_over_x(self):
+    x = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16)
+    target = jp.named_target("h100").with_library("jax-triton")
+    sizes = []
+    for axis in (-1, 0):
+      out = jp.OutFormat("mxfp8", axis=axis)
+      (found,) = jp.explain(
+        functools.partial(jp.nn.rms_norm, out_format=out), x, target=target
+      ).quantizations
+      sizes.append(found.estimate.num_bytes)
+    written = 256 * 512 * 33 / 32  # values and scales
+    self.assertEqual(sizes[0], 256 * 512 * 2 + written)
+    # A pass before computes the statistics of each row.
+    self.assertEqual(sizes[1], 2 * 256 * 512 * 2 + written)
+
   def test_explain_names_the_separate_prologue(self):
-    x = jax.ShapeDtypeStruct((64, 256), jnp.bfloat16)
-    both = jp.OutFormat("mxfp8", axis=(-1, -2))
-    norm = functools.partial(jp.nn.rms_norm, out_format=both)
+    x = jax.ShapeDtypeStruct((64, 2, 256), jnp.bfloat16)
+    first = jp.OutFormat("mxfp8", axis=0)
+    norm = functools.partial(jp.nn.rms_norm, out_format=first)
     target = jp.named_target("b200")
     target = target.with_library("jax-triton")
     text = jp.explain(norm, x, target=target).details()

@@ -474,24 +474,29 @@ def _explain_quantization(
     operation=name,
     description=str(problem),
     target=target,
-    estimate=estimates.of_arrays(
-      [x.aval for x in eqn.invars],
-      [x.aval for x in eqn.outvars],
-      target,
-      reads=2 if getattr(problem, "computes_global_scale", False) else 1,
-    ),
   )
+  passes = 2 if getattr(problem, "computes_global_scale", False) else 1
+  read = [x.aval for x in eqn.invars] * passes
+  written = [x.aval for x in eqn.outvars]
   error = _export_error(operation) if for_export else None
   if error is not None:
-    return explained(implementation="none", reason=error)
+    return explained(
+      implementation="none",
+      reason=error,
+      estimate=estimates.of_arrays(read, written, target),
+    )
   found = quantization_split.explained(
     problem, module, target, eqn.params["overlay"], axis_sizes
   )
+  notes = {note for decision in found.decisions for note in decision.notes}
+  if quantization_backends.STATISTICS_FIRST in notes:
+    read.append(eqn.invars[0].aval)
   return explained(
     implementation=found.implementation,
     reason=found.reason,
     decisions=found.decisions,
     problems=found.problems,
+    estimate=estimates.of_arrays(read, written, target),
   )
 
 

@@ -61,7 +61,7 @@ _TWO_PASSES: Final = (
   "the prologue is computed twice, because a first pass computes the global"
   " scale; pass OutFormat(global_scale=...) to avoid it"
 )
-_STATISTICS_FIRST: Final = (
+STATISTICS_FIRST: Final = (
   "x is read once more, because a first pass computes the statistics of each"
   " row"
 )
@@ -114,7 +114,7 @@ def decide(
       part = _with_note(part, _TWO_PASSES)
     is_triton = whole.implementation == triton.QUANTIZE.name
     if is_triton and triton.computes_statistics(problem, target):
-      part = _with_note(part, _STATISTICS_FIRST)
+      part = _with_note(part, STATISTICS_FIRST)
     return [part]
   is_single = len(problem.blockings) == 1
   is_measured = is_single and whole.implementation_from != decisions.RULE
