@@ -27,7 +27,10 @@ QUANTIZING = [
   for is_full in (False, True)
   for _, case in quantization_cases.rows(is_full=is_full, for_triton=True)
 ]
-PROLOGUES = [(c.kernel, c.call, c.args) for c in prologue_cases.kernel_cases()]
+PROLOGUES = [
+  (f"{case.kernel}_{i}", case.call, case.args)
+  for i, case in enumerate(prologue_cases.kernel_cases())
+]
 PAIRS = (
   *(("mxfp8", "mxfp8"), ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4")),
   *(("mxfp8", "mxfp4"), ("mxfp6_e2m3", "mxfp6_e3m2")),

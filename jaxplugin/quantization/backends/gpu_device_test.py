@@ -68,7 +68,8 @@ class QuantizeDeviceTest(DeviceTestCase):
 @absltest.skipIf(bool(why_not()), why_not())
 class PrologueDeviceTest(DeviceTestCase):
   @parameterized.named_parameters(
-    (case.kernel, case) for case in prologue_cases.kernel_cases()
+    (f"{case.kernel}_{i}", case)
+    for i, case in enumerate(prologue_cases.kernel_cases())
   )
   def test_kernels_agree_with_operations(self, case):
     with on_the_cpu():
