@@ -10,8 +10,10 @@ activations write quantized results. The forward pass has quantized weights.
 matmuls `jp.quantize_dots` quantizes. `python -m jaxplugin plan MODEL --traffic`
 counts the bytes of the same programs.
 
-The error of a variant is the norm of the difference to the bf16 layer's output,
-divided by the norm of that output.
+Times are medians. A speedup is the median of the ratios of the rounds, with its
+quartiles, and can differ from the ratio of the medians. The error of a variant
+is the norm of the difference to the bf16 layer's output, divided by the norm of
+that output.
 """
 
 from __future__ import annotations
@@ -127,7 +129,9 @@ def measure(
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument("model", choices=blocks.MODELS)
   parser.add_argument("--sequence", type=int, nargs="+", default=[4096])
   parser.add_argument("--formats", nargs="+", default=["mxfp8"])

@@ -154,6 +154,8 @@ class NotBlockScaled(Place):
 class ExplainedSite(Place):
   """One matmul that `quantize_dots` saw.
 
+  The body of a loop counts once, and so does a branch.
+
   Attributes:
     description: dtypes and shapes.
     weight: the operand that is a parameter, "lhs" or "rhs"; "" for neither or
@@ -171,6 +173,8 @@ class ExplainedSite(Place):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExplainedChain(Place):
   """A norm or activation that computes the activations of a matmul.
+
+  The body of a loop counts once, and so does a branch.
 
   Attributes:
     name: such as "rms_norm with weight".
@@ -272,11 +276,9 @@ class Explanation(Sequence):
       if not site.is_taken:
         yield f"left out: {_title(site, site.description)}: {site.reason}"
     if self.chains:
-      fused = sum(chain.is_fused for chain in self.chains)
-      yield (
-        f"norms and activations before matmuls: {fused} of {len(self.chains)}"
-        " fused"
-      )
+      fused = sum(chain.count for chain in self.chains if chain.is_fused)
+      found = sum(chain.count for chain in self.chains)
+      yield f"norms and activations before matmuls: {fused} of {found} fused"
     yield "Reasons: details() of this object, or --verbose on the command line."
 
   def details(self) -> str:

@@ -249,7 +249,9 @@ def given_global_scale(
     wrong = numbers[~((numbers > 0) & (numbers < np.inf))]
     if wrong.size:
       raise ValueError(
-        f"{who}: global_scale must be positive and finite, got {wrong[0]}"
+        f"{who}: global_scale must be positive and finite, got {wrong[0]}."
+        " Divide the largest magnitude by the largest value of the format"
+        " times that of its scales, or pass 1 for zeros"
       )
   return global_scale
 

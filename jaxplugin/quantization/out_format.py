@@ -157,7 +157,8 @@ class OutFormat:
     if len(axes) < len(given):
       raise ValueError(
         f"{who}: axis of out_format must name dimensions of the result, each"
-        f" once, got {self.axis} for shape {tuple(shape)}. Pass other axes"
+        f" once, got {self.axis} for shape {tuple(shape)}. Pass -1, -2, (-1,"
+        " -2) or other axes of it"
       )
     return tuple(axes)
 

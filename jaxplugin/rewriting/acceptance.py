@@ -72,7 +72,8 @@ def accept_quantized(
 
   Raises:
     TypeError: If `fn` is not callable, or dtype is not one of the three.
-    ValueError: If the name of a format or `implementation` is unknown.
+    ValueError: If a name is unknown, or fuse_activations is True without
+      activations.
     NotImplementedError: From the result, if the forced implementation does not
       support a matmul, or `fn` is differentiated by a quantized weight.
 

@@ -255,7 +255,12 @@ class Dots(calls.Walker):
       return None
     if not calls.any_contains(params, _DECIDED):
       return None
-    patterns.record_outside(primitive, args, params)
+    patterns.record_outside(
+      primitive,
+      args,
+      params,
+      [o is not None and o.is_parameter for o in origins],
+    )
     if primitive.name not in calls.RULES:
       self.known.refuse_inside(primitive, args)
       if not primitive.name.startswith(_OWN):

@@ -125,12 +125,19 @@ def find(x: Any) -> Found | None:
 
 
 def record_outside(
-  primitive: Any, args: Sequence[Any], params: dict[str, Any]
+  primitive: Any,
+  args: Sequence[Any],
+  params: dict[str, Any],
+  are_weights: Sequence[bool],
 ) -> None:
   """Records norms and activations of arguments that matmuls inside read.
 
   The function of the operation is traced separately, so its matmuls quantize
   their operands without a prologue.
+
+  Args:
+    primitive, args, params: the operation, which has jaxprs inside.
+    are_weights: which arguments are weights. Matmuls of others do not count.
   """
   jaxprs = list(program.jaxprs_of(tuple(params.values())))
   if not sites.is_recording() or len(jaxprs) != 1:
@@ -144,12 +151,21 @@ def record_outside(
     traced = binding_private.staged(x)
     values.append(_Value(variable if traced is None else traced, None))
   function = _Function(jaxpr, values)
+  weights = {
+    id(v)
+    for v, is_weight in zip(jaxpr.invars, are_weights, strict=True)
+    if is_weight
+  }
   for eqn in jaxpr.eqns:
     if eqn.primitive.name not in sites.PRODUCTS:
+      if any(id(v) in weights for v in eqn.invars):
+        weights.update(map(id, eqn.outvars))
       continue
     types = [v.aval for v in eqn.invars]
     result = eqn.outvars[0].aval
-    for atom in eqn.invars[:2]:
+    for atom, other in (eqn.invars[:2], eqn.invars[1::-1]):
+      if id(other) not in weights:
+        continue
       value, _ = matcher.before_layout(function.value(atom))
       found = matcher.find(value) if value.function is None else None
       if found is None or found.call is None:
@@ -162,7 +178,7 @@ def record_outside(
         dot=site.description,
         layer=site.name,
         source=site.source,
-        note=f"the matmul is inside {name}, and it is outside",
+        note=f"the matmul is inside {name}, and {found.name} is not",
       )
       sites.record_chain(chain)
 
@@ -574,6 +590,8 @@ class _Matcher:
         raise _NotMatchedError("the root is not of a mean and an epsilon")
       square = terms[0 if numbers[0] is None else 1]
       epsilon = next(n for n in numbers if n is not None)
+    if not 0 <= epsilon < math.inf:
+      raise _NotMatchedError("its epsilon is negative or not finite")
     x, is_centered = self._of_variance(square)
     x = self._bare(x)
 
@@ -583,17 +601,28 @@ class _Matcher:
       centered = self._centered(v)
       return centered is not None and self._is_equal(centered, x)
 
-    product, bias = value, None
+    products: list[tuple[_Value, _Value | None]] = [(value, None)]
     if not is_input(value) and (terms := self._operands(value, "add")):
-      for one, other in (terms, terms[::-1]):
-        if (row := self._row(other, size)) is not None:
-          product, bias = one, row
-      if bias is None:
+      # One row of the norm may be a bias too.
+      rows = [self._row(term, size) for term in terms]
+      products = [
+        (one, row)
+        for one, row in zip(terms, rows[::-1], strict=True)
+        if row is not None
+      ]
+      if not products:
         raise _NotMatchedError("something is added to its result")
     what = "(x - mean(x)) / sqrt(variance + epsilon)"
     if not is_centered:
       what = "x / sqrt(mean(x * x) + epsilon)"
-    factor, rest = self._others(product, (kind, root), is_input, what)
+    product, bias = products[0]
+    try:
+      factor, rest = self._others(product, (kind, root), is_input, what)
+    except _NotMatchedError:
+      if len(products) == 1:
+        raise
+      product, bias = products[1]
+      factor, rest = self._others(product, (kind, root), is_input, what)
     weights = [self._row(v, size) for v in rest]
     if factor != 1 or len(weights) > 1 or None in weights:
       raise _NotMatchedError(
@@ -651,13 +680,29 @@ class _Matcher:
     """Returns the gated activation with a root that computes a value."""
     if kind in ("erf", "erfc"):
       raise _NotMatchedError("it is gelu of erf; use approximate=True")
-    alpha, gate, wanted = 1.0, self._bare(root), 1.0
-    function, what = "silu_and_mul", "gate * sigmoid(gate) * up"
     if kind == "tanh":
-      gate, wanted = self._gate_of_gelu(root), 0.5
-      function, what = "gelu_and_mul", "gelu(gate) * up"
-    elif (scaled := self._scaled(root)) is not None:
-      alpha, gate = scaled
+      return self._gated_by(value, kind, root, 1.0, self._gate_of_gelu(root))
+    alone = 1.0, self._bare(root)
+    if (scaled := self._scaled(root)) is None:
+      return self._gated_by(value, kind, root, *alone)
+    try:
+      return self._gated_by(value, kind, root, *scaled)
+    except _NotMatchedError as error:
+      # The number may be a part of the gate of silu.
+      try:
+        return self._gated_by(value, kind, root, *alone)
+      except _NotMatchedError:
+        raise error from None
+
+  def _gated_by(
+    self, value: _Value, kind: str, root: _Value, alpha: float, gate: _Value
+  ) -> prologues.Call:
+    """As `gated`, for an activation of `gate`, in a sigmoid alpha times it."""
+    function, wanted = "silu_and_mul", 1.0
+    what = "gate * sigmoid(gate) * up"
+    if kind == "tanh":
+      function, wanted, what = "gelu_and_mul", 0.5, "gelu(gate) * up"
+    elif alpha != 1:
       what = "gate * sigmoid(alpha * gate) * (up + 1)"
     is_input = lambda v: self._is_equal(v, gate)
     factor, rest = self._others(value, (kind, root), is_input, what)

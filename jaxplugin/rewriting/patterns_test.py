@@ -725,6 +725,46 @@ class FusedMatmulsTest(parameterized.TestCase):
       self.assertEqual("XLA also computes it for add" in norm, is_read)
       self.assertEqual("XLA also computes it for a result" in silu, is_read)
 
+  def test_number_in_the_gate_of_silu_is_a_part_of_it(self):
+    w, x = normal(SIZE, 32), normal(32, SIZE)
+    for scale in (lambda h: 0.125 * h, lambda h: h * 2):
+      gated = lambda w, x, s=scale: (jax.nn.silu(s(x)) * (x + 1.5)) @ w
+      ((_, outcome),) = outcomes(fused(gated), w, x)
+      self.assertEqual(outcome, "fused")
+      expected = jp.nn.silu_and_mul(scale(x), x + 1.5, out_format="mxfp8")
+      np.testing.assert_array_equal(
+        jax.jit(fused(gated))(w, x),
+        jax.jit(lambda x, w: jp.linear(x, jp.quantize(w.T, "mxfp8")))(
+          expected, w
+        ),
+      )
+
+  @parameterized.parameters((1, False), (1, True), (2, True))
+  def test_bias_may_be_on_either_side_of_few_rows(self, rows, is_first):
+    def model(p, x):
+      y = jax.nn.standardize(x) * p["scale"]
+      return (p["bias"] + y if is_first else y + p["bias"]) @ p["w"]
+
+    p = {"scale": normal(SIZE), "bias": normal(SIZE), "w": normal(SIZE, 32)}
+    ((name, outcome),) = outcomes(fused(model), p, normal(rows, SIZE))
+    self.assertEqual(name, "layer_norm with weight, bias")
+    self.assertStartsWith(outcome, "fused")
+
+  def test_negative_epsilon_is_not_fused(self):
+    w, x = normal(SIZE, 32), normal(32, SIZE)
+    mean = lambda x: jnp.mean(x * x, -1, keepdims=True)
+    norm = lambda w, x: (x * lax.rsqrt(mean(x) + -1e-3)) @ w
+    ((_, outcome),) = outcomes(fused(norm), w, x)
+    self.assertIn("its epsilon is negative or not finite", outcome)
+
+  def test_products_without_weights_inside_of_jit_have_no_line(self):
+    w, x = normal(SIZE, 32), normal(32, SIZE)
+
+    def attention(w, x):
+      return jax.jit(lambda h: h @ h.T)(llama(x, jnp.ones(SIZE))) + w.sum()
+
+    self.assertEmpty(outcomes(fused(attention), w, x))
+
   def test_default_is_separate(self):
     params, x = block_params(jnp.bfloat16), normal(*SHAPE, dtype=jnp.bfloat16)
     plain = jp.quantize_dots(block, "mxfp8")
@@ -746,14 +786,14 @@ class FusedMatmulsTest(parameterized.TestCase):
     ),
     (
       lambda p, x: jax.checkpoint(jnp.matmul)(llama(x, p["norm"]), p["gate"]),
-      "the matmul is inside checkpoint, and it is outside",
+      f"the matmul is inside checkpoint, and {RMS_ROWS} is not",
       None,
     ),
     (
       lambda p, x: jax.jit(lambda x, w: x.reshape(-1, SIZE) @ w)(
         llama(x, p["norm"]), p["gate"]
       ),
-      "the matmul is inside jit, and it is outside",
+      f"the matmul is inside jit, and {RMS_ROWS} is not",
       None,
     ),
     (
@@ -815,7 +855,7 @@ class FusedMatmulsTest(parameterized.TestCase):
       [
         (
           RMS_ROWS,
-          "separate: the matmul is inside checkpoint, and it is outside",
+          f"separate: the matmul is inside checkpoint, and {RMS_ROWS} is not",
         )
       ],
     )

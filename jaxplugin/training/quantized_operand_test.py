@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operands quantized once: the bits of operands that each call quantizes.
 
-Also as flax has them.
+Also as flax and meshes have them.
 """
 
 import dataclasses
@@ -16,10 +16,13 @@ import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin import training
 from jaxplugin.testing import transformations
+from jaxplugin.testing.meshes import explicit
 
 KEY = jax.random.key(0)
 MATMUL = (((1,), (0,)), ((), ()))
@@ -488,6 +491,74 @@ class FunctionsTest(absltest.TestCase):
     model = lambda: flax.linen.Dense(8, dot_general=make_dot())
     self.assertEqual(model(), model())
     self.assertEqual(hash(model()), hash(model()))
+
+
+NUM_DEVICES = explicit.NUM_DEVICES
+
+
+class MeshTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    explicit.need_devices(self)
+    self.w = BATCHES.reshape(-1, WIDTH)[:WIDTH]
+    self.mesh = jax.make_mesh(
+      (NUM_DEVICES,), ("x",), axis_types=(jax.sharding.AxisType.Auto,)
+    )
+
+  def gradients(self, quantize, recipe=RECIPE):
+    """The gradient of two microbatches by w, and by x of the first."""
+    dot = jp.dot_general(recipe=recipe, weight="rhs")
+
+    def step(w, batches, key):
+      w_q = quantize(w)
+
+      def microbatch(x):
+        x = quantize(x, role="activation")
+        loss = lambda p: jnp.sin(
+          dot(x, training.with_primals(w_q, p), MATMUL, key=key)
+        ).sum()
+        return jax.grad(loss)(w)
+
+      return microbatch(batches[0]) + microbatch(batches[1])
+
+    return step
+
+  @parameterized.parameters(RECIPE, training.NVFP4_RECIPE)
+  @pytest.mark.full
+  def test_fsdp(self, recipe):
+    make = functools.partial(jp.quantize_operand, recipe=recipe)
+    key = jax.random.key(0)
+    put = lambda x, *spec: jax.device_put(x, NamedSharding(self.mesh, P(*spec)))
+    w, batches = put(self.w, "x"), put(BATCHES, None, "x")
+    found = []
+    for quantize in (make, lambda x, role="": x):
+      compiled = jax.jit(
+        self.gradients(quantize, recipe), out_shardings=w.sharding
+      )
+      found.append(np.asarray(compiled(w, batches, key)))
+    self.assertGreater(np.abs(found[1]).max(), 0)
+    np.testing.assert_array_equal(*found)
+
+  @pytest.mark.full
+  def test_shard_map(self):
+    make = functools.partial(jp.quantize_operand, recipe=RECIPE)
+    key = jax.random.key(0)
+    found = []
+    for quantize in (make, lambda x, role="": x):
+      local = jax.shard_map(
+        self.gradients(quantize),
+        mesh=self.mesh,
+        in_specs=(P(), P(None, "x"), P()),
+        out_specs=P(),
+      )
+      rows = jnp.concatenate([BATCHES] * NUM_DEVICES, axis=1)
+      found.append(np.asarray(jax.jit(local)(self.w, rows, key)))
+    np.testing.assert_array_equal(*found)
+    # Rows are repeated eight times, and their sums have fewer roundings.
+    one = self.gradients(lambda x, role="": x)(self.w, BATCHES, key)
+    np.testing.assert_allclose(
+      found[0], NUM_DEVICES * one, rtol=1e-5, atol=1e-4
+    )
 
 
 PLAIN_WEIGHTS = training.Recipe(
