@@ -36,7 +36,7 @@ GlobalScale = Literal["none", "given", "computed", "of_maxima"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
+class Places(constants.KernelConstant):
   """The offsets of values in the array that random bits are drawn for.
 
   Attributes:
