@@ -267,11 +267,10 @@ def results(
 
 def is_inlined(primitive: Any, params: dict[str, Any]) -> bool:
   """Whether JAX evaluates an operation's function in place of the operation."""
-  return (
-    primitive.name == "jit"
-    and bool(params["inline"])
-    and not binding_private.is_placed(params)
-  )
+  if primitive.name != "jit" or binding_private.is_placed(params):
+    return False
+  inline = params["inline"]  # a bool, or from jax 0.12 on an enum
+  return getattr(inline, "value", inline) in (True, "jax_early", "jax_late")
 
 
 def _passed(
