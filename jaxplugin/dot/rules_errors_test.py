@@ -181,3 +181,7 @@ class OptimizedPythonTest(absltest.TestCase):
     self.assertEqual(result.returncode, 0, output[-5000:])
     (ran,) = re.findall(r"Ran (\d+) tests", output)
     self.assertGreater(int(ran), len(CALLS))
+
+
+if __name__ == "__main__":  # the test of python -O runs it
+  absltest.main()

@@ -70,7 +70,7 @@ PROCESS = """
   print(json.dumps({
     "hits": events.count("cache_hits"),
     "misses": events.count("cache_misses"),
-    "shares": len(calls_private._shares),
+    "shares": len(partitioner_private._shares),
     "sum": float(np.asarray(compiled(w), np.float64).sum()).hex(),
   }))
 """
