@@ -17,8 +17,8 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import targets
-from jaxplugin.runtime import triton_library
 from jaxplugin.testing import contract
+from jaxplugin.testing import installed
 from jaxplugin.testing import prologue_cases
 from jaxplugin.testing import quantization_lowerings as lowerings
 from jaxplugin.testing.oracles import quantization_cases
@@ -28,16 +28,6 @@ CASES = [
   for is_full in (False, True)
   for row in quantization_cases.rows(is_full=is_full, for_triton=True)
 ]
-
-
-def why_not() -> str:
-  """Why triton cannot be tried here; empty where it can."""
-  if jax.default_backend() != "gpu":
-    return f"needs a GPU, JAX's default backend is {jax.default_backend()}"
-  target = targets.detect_target()
-  refusal = triton_library.refusal(target)
-  refusal = refusal or triton_library.lowering_refusal(target)
-  return "" if refusal is None else f"{refusal.reason} ({target})"
 
 
 def on_the_cpu():
@@ -54,7 +44,7 @@ class DeviceTestCase(parameterized.TestCase):
       return jax.jit(function)(*args)
 
 
-@absltest.skipIf(bool(why_not()), why_not())
+@installed.needs_gpu
 class QuantizeDeviceTest(DeviceTestCase):
   @parameterized.named_parameters(*CASES)
   def test_kernels_have_the_bits_of_operations(self, case):
@@ -65,7 +55,7 @@ class QuantizeDeviceTest(DeviceTestCase):
     contract.assert_same_bits(found, self.by_operations(case.call, x))
 
 
-@absltest.skipIf(bool(why_not()), why_not())
+@installed.needs_gpu
 class PrologueDeviceTest(DeviceTestCase):
   @parameterized.named_parameters(
     (f"{case.kernel}_{i}", case)
@@ -79,7 +69,7 @@ class PrologueDeviceTest(DeviceTestCase):
     case.check(self, jax.device_get(jax.jit(case.call)(*args)), wanted, args)
 
 
-@absltest.skipIf(bool(why_not()), why_not())
+@installed.needs_gpu
 class ResultDeviceTest(DeviceTestCase):
   """`out_format` of a dot gives the bits of `quantize`."""
 

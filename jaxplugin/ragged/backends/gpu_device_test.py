@@ -9,26 +9,14 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import targets
-from jaxplugin.runtime import triton_library
+from jaxplugin.testing import installed
 from jaxplugin.testing.dot_suite import ragged_suite
 
 
-def why_not() -> str:
-  """Why triton cannot be tried here; empty where it can."""
-  if jax.default_backend() != "gpu":
-    return f"needs a GPU, JAX's default backend is {jax.default_backend()}"
-  target = targets.detect_target()
-  refusal = triton_library.refusal(target)
-  refusal = refusal or triton_library.lowering_refusal(target)
-  return "" if refusal is None else f"{refusal.reason} ({target})"
-
-
-@absltest.skipIf(bool(why_not()), why_not())
+@installed.needs_gpu
 class TritonDeviceTest(ragged_suite.RaggedSuite):
   implementation = "triton"
   has_loop = True
