@@ -105,6 +105,57 @@ class LinenTest(parameterized.TestCase):
     for i in range(3):
       assert_same_bits(array[i], jp.quantize(kernel[i].T, "nvfp4"))
 
+  def test_stacks_of_stacks_contract_what_their_matmuls_contract(self):
+    class Block(nn.Module):
+      @nn.compact
+      def __call__(self, x, _):
+        experts = nn.vmap(
+          nn.Dense, variable_axes={"params": 0}, split_rngs={"params": True}
+        )
+        y = experts(64, use_bias=False, name="VmapDense_0")(x[None])
+        y = nn.RMSNorm()(y.sum(0))
+        return nn.Dense(64, use_bias=False, name="out")(y), None
+
+    module = nn.scan(
+      Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=3
+    )()
+    x = jnp.ones((1, 64))
+    inside = init(module, x, None)["params"]
+    params = {"ScanBlock_0": inside}
+    _, by_name = jp.quantize_params(params, "mxfp8", min_size=0)
+    _, seen = jp.quantize_params(
+      params,
+      "mxfp8",
+      call=lambda p: module.apply({"params": p["ScanBlock_0"]}, x, None),
+      min_size=0,
+    )
+    self.assertEqual(by_name.quantized, seen.quantized)
+    self.assertLen(seen.quantized, 2)
+    # Without the name, the norm says that its neighbor is a stack.
+    _, report = jp.quantize_params(inside, "mxfp8")
+    found = entries(report)
+    self.assertEqual(found["out/kernel"], (1,))
+    self.assertIn("cannot be inferred", found["VmapDense_0/kernel"])
+
+  def test_norms_and_biases_say_how_many_dimensions_are_layers(self):
+    leaf = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
+    unknown = "cannot be inferred from its name"
+    for scale, kernel, expected in (
+      ((2, 64), (2, 64, 96), (1,)),
+      ((2, 3, 64), (2, 3, 64, 96), (2,)),
+      ((2, 64), (2, 3, 64, 96), unknown),  # it may be a convolution
+      ((64,), (3, 64, 96), unknown),
+      ((4, 64), (2, 64, 96), unknown),
+    ):
+      stack = {"up": {"kernel": leaf(*kernel)}, "norm": {"scale": leaf(*scale)}}
+      for tree in (stack, {"block": stack}, {**stack["up"], **stack["norm"]}):
+        with self.subTest(f"{scale} {kernel} {list(tree)}"):
+          _, report = jp.quantize_params(
+            {"taken": {"kernel": leaf(64, 64)}, **tree}, "mxfp8"
+          )
+          (found,) = (e for e in report.entries if e.shape == kernel)
+          self.assertIn(str(expected), f"{found.contracting} {found.reason}")
+
   def test_metadata_around_an_array_stays(self):
     initializer = nn.with_partitioning(nn.initializers.normal(), ("a", "b"))
     module = nn.Dense(64, kernel_init=initializer)

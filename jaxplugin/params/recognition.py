@@ -21,10 +21,10 @@ from jaxplugin.core import parameter_names
 _QUERIES: Final = ("query", "key", "value")
 _OUT: Final = "out"
 _BIASES: Final = ("bias", "b")
-# Names of modules whose layers are stacked in one array. "ScanBlock_0" is
-# another.
+# Names of modules whose layers are stacked in one array. linen's classes
+# "ScanBlock_0" and "VmapDense_0" are others.
 _STACKS: Final = frozenset({"layers", "blocks", "experts"})
-_SCAN: Final = "scan"
+_LIFTED: Final = frozenset({"scan", "vmap"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Tree:
     for leaf in leaves:
       self._siblings.setdefault(leaf.module, {})[leaf.name] = leaf.shape
       if leaf.name in (*_BIASES, "scale"):
-        self._offsets.append((f"{leaf.module}/", leaf.shape))
+        self._offsets.append((f"/{leaf.module}/", leaf.shape))
 
   def contraction(self, leaf: leaves_lib.Leaf) -> WeightDims:
     """Returns the contraction of a leaf of rank 2 or more.
@@ -94,8 +94,9 @@ class Tree:
       return WeightDims(lead=lead, contracting=tuple(range(lead, lead + count)))
     if bias is not None:
       return _by_bias(leaf.shape, bias)
-    if rank == 3 and (_is_stack(leaf) or self._is_with_stacks(leaf)):
-      return WeightDims(lead=1, contracting=(1,))
+    lead = rank - 2
+    if _stacks(leaf) >= lead or self._is_with_stacks(leaf, lead):
+      return WeightDims(lead=lead, contracting=(lead,))
     raise NotKnown(_UNKNOWN)
 
   def _attention_contracting(self, leaf: leaves_lib.Leaf) -> int | None:
@@ -121,17 +122,19 @@ class Tree:
       return None
     return 2 if name == _OUT else 1
 
-  def _is_with_stacks(self, leaf: leaves_lib.Leaf) -> bool:
-    """Whether each bias and norm scale near the leaf has a row per layer."""
-    module = leaf.module
-    while module:
-      near = [shape for m, shape in self._offsets if m.startswith(f"{module}/")]
-      if near:
-        return all(
-          len(shape) >= 2 and shape[0] == leaf.shape[0] for shape in near
-        )
-      module = module.rpartition("/")[0]
-    return False
+  def _is_with_stacks(self, leaf: leaves_lib.Leaf, lead: int) -> bool:
+    """Whether the biases and norm scales nearest to the leaf are stacked.
+
+    They have its first `lead` dimensions, and another one.
+    """
+    near: list[tuple[int, ...]] = []
+    folder = f"/{leaf.module}/"
+    while folder and not near:
+      near = [shape for m, shape in self._offsets if m.startswith(folder)]
+      folder = folder[: folder.rfind("/", 0, -1) + 1]
+    return bool(near) and all(
+      len(shape) > lead and shape[:lead] == leaf.shape[:lead] for shape in near
+    )
 
 
 def _equinox_type(owner: object) -> str | None:
@@ -218,12 +221,10 @@ def _by_bias(shape: tuple[int, ...], bias: tuple[int, ...]) -> WeightDims:
   return fits[0]
 
 
-def _is_stack(leaf: leaves_lib.Leaf) -> bool:
-  """Whether a module around the leaf has the name of a stack of layers."""
-  parts = [*leaf.parts[:-1], ""]
-  for part, following in itertools.pairwise(parts):
-    if part in _STACKS and not following.isdecimal():
-      return True
-    if parameter_names.words(part)[:1] == [_SCAN]:
-      return True
-  return False
+def _stacks(leaf: leaves_lib.Leaf) -> int:
+  """Returns how many modules around the leaf have the name of a stack."""
+  return sum(
+    (part in _STACKS and not following.isdecimal())
+    or not _LIFTED.isdisjoint(parameter_names.words(part)[:1])
+    for part, following in itertools.pairwise([*leaf.parts[:-1], ""])
+  )
