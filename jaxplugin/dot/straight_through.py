@@ -62,7 +62,7 @@ class DotArrays(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class MatmulOptions:
   """A call without its arrays.
 
   Attributes:
@@ -88,7 +88,7 @@ class Options:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DotOptions(Options):
+class DotOptions(MatmulOptions):
   """A call of `block_scaled_dot`, with dimension numbers in tuples."""
 
   dimension_numbers: sides.DimensionNumbers

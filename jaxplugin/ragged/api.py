@@ -153,7 +153,7 @@ def _straight_through(
   """Computes `ragged_dot` if lhs or rhs has a surrogate."""
   lhs, rhs, _ = arguments.split_offset(given.lhs, given.rhs)
   call = _call(lhs, rhs, given.group_sizes, **options)
-  of = dot_straight_through.Options(
+  of = dot_straight_through.MatmulOptions(
     dtype=options.pop("preferred_element_type"),
     activation=options.pop("activation"),
     function=functools.partial(product, **options),

@@ -44,14 +44,14 @@ class RaggedArrays(NamedTuple):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def dot(of: straight_through.Options, arrays: RaggedArrays) -> jax.Array:
+def dot(of: straight_through.MatmulOptions, arrays: RaggedArrays) -> jax.Array:
   """Computes `of(arrays)`, with derivatives by the surrogates."""
   return of(straight_through.without_surrogates(arrays))
 
 
 @functools.partial(dot.defjvp, symbolic_zeros=True)
 def _jvp(
-  of: straight_through.Options,
+  of: straight_through.MatmulOptions,
   primals: tuple[RaggedArrays],
   given: tuple[RaggedArrays],
 ) -> tuple[jax.Array, jax.Array]:
@@ -66,7 +66,9 @@ def _jvp(
   return result, sum(terms[1:], start=terms[0]).astype(result.dtype)
 
 
-def _activated(of: straight_through.Options, arrays: RaggedArrays) -> jax.Array:
+def _activated(
+  of: straight_through.MatmulOptions, arrays: RaggedArrays
+) -> jax.Array:
   """Computes the dot without activation, then the activation as JAX ops."""
   result = dot(of.replace(dtype=_F32, activation=None), arrays)
   result = epilogue.activate(result, of.activation)
@@ -78,7 +80,7 @@ def _activated(of: straight_through.Options, arrays: RaggedArrays) -> jax.Array:
 
 
 def _terms(
-  of: straight_through.Options, arrays: RaggedArrays, moved: RaggedArrays
+  of: straight_through.MatmulOptions, arrays: RaggedArrays, moved: RaggedArrays
 ) -> list[jax.Array]:
   """Returns f32 tangents whose sum is the tangent of the call."""
   terms = []
@@ -115,7 +117,7 @@ def _terms(
 def _tangent_by(
   side: str,
   tangent: jax.Array,
-  of: straight_through.Options,
+  of: straight_through.MatmulOptions,
   arrays: RaggedArrays,
 ) -> jax.Array:
   """Returns the ragged dot of one side's tangent and the other side."""
@@ -136,7 +138,7 @@ def _tangent_by_global_scale(
   name: str,
   arrays: RaggedArrays,
   moved: RaggedArrays,
-  of: straight_through.Options,
+  of: straight_through.MatmulOptions,
 ) -> jax.Array:
   """Returns the tangent by a side's global scale."""
   overlay = resolution.overlay()
@@ -157,7 +159,7 @@ def _plain_product(overlay: Any, arrays: RaggedArrays) -> jax.Array:
 
 
 def _product_of_both(
-  side: str, of: straight_through.Options, arrays: RaggedArrays
+  side: str, of: straight_through.MatmulOptions, arrays: RaggedArrays
 ) -> jax.Array:
   """Returns the dot of `side`'s tangent and an operand with a surrogate."""
   # The backward pass uses the tuning tables of the forward pass.

@@ -91,7 +91,7 @@ def row(*variants: results.VariantResult, **fields) -> results.RowResult:
       out="float32",
       variants=tuple(variants),
       ratios=tuple(
-        results.Ratio(
+        results.VariantRatio(
           ours=ours.name,
           other=other.name,
           ratio=timing.stats([other.time.median / ours.time.median]),

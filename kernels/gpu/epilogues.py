@@ -231,7 +231,7 @@ def quantize_part(x, place, rows, mask, largest, out, RESULT: tl.constexpr):
     largest: int32[rows], the result for earlier parts; zeros at first.
     out: pointers (out_global_scale, key, amax, values, scale). Those that
       RESULT does not need are not read.
-    RESULT: constexpr, a `quantized_plans.QuantizedResult`.
+    RESULT: constexpr, a `quantized_plans.ResultKind`.
 
   Returns:
     Bits of the rows' largest finite magnitudes, for `store_amax`.

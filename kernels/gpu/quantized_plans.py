@@ -24,7 +24,7 @@ _COLUMNS_OF_PART: Final = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QuantizedResult(constants.KernelConstant):
+class ResultKind(constants.KernelConstant):
   """The quantized result of a matmul kernel, as a compile-time constant.
 
   Attributes:
@@ -89,7 +89,7 @@ def plan(
   config = quantize_config.default_config(rows, architecture)
   launch = quantize_plans.quantize_launch(rows, config, 0)
   found = dict(launch.constexprs)
-  result = QuantizedResult(
+  result = ResultKind(
     quantized=found["QUANTIZED"],
     columns=rows.k,
     random_places=found["random_places"],

@@ -64,7 +64,7 @@ _UNUSED_BLOCK_SIZE: Final = 32  # attribute of an operand without scale
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantized:
+class QuantizedOutput:
   """A quantized result of a custom call.
 
   Attributes:
@@ -259,7 +259,7 @@ def emit_quantized(
     problem,
     target=target,
     config=cpu_configs.config_of(config),
-    quantized=Quantized(out, global_scale),
+    quantized=QuantizedOutput(out, global_scale),
   )
 
 
@@ -270,7 +270,7 @@ def _dot(
   target: targets.Target,
   config: cpu_configs.CpuConfig,
   offset: tuple[jax.Array, int] | None = None,
-  quantized: Quantized | None = None,
+  quantized: QuantizedOutput | None = None,
 ) -> Any:
   """Emits the custom call on operands reshaped to [batch, rows, k]."""
   cpu_library.register()

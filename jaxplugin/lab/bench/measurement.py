@@ -333,7 +333,7 @@ class RowMeasurement:
     try:
       plan = self._plan(row, variant, mode)
       timed = (
-        processes.Timed(self._libraries, variant, plan)
+        processes.LibraryTimed(self._libraries, variant, plan)
         if isinstance(variant, processes.LibraryVariant)
         else execution.Timed(variant, plan)
       )
@@ -517,7 +517,7 @@ def _compile(timed: execution.Timed) -> None:
     )
 
 
-def _ratios(timed: Sequence[_Measured]) -> Iterator[results.Ratio]:
+def _ratios(timed: Sequence[_Measured]) -> Iterator[results.VariantRatio]:
   """Yields the ratio of each variant of ours to every other variant."""
   for ours, other in itertools.permutations(timed, 2):
     if ours.result.role != "ours":
@@ -529,4 +529,4 @@ def _ratios(timed: Sequence[_Measured]) -> Iterator[results.Ratio]:
     ratio = timing.ratio(*by_round)
     if ratio is not None:
       names = {"ours": ours.result.name, "other": other.result.name}
-      yield results.Ratio(**names, ratio=ratio)
+      yield results.VariantRatio(**names, ratio=ratio)

@@ -114,7 +114,7 @@ def emit_quantized(
 ) -> list[jax.Array]:
   """Emits one custom call, which quantizes the f32 result."""
   square = call.rhs.replace(batch=(0,))
-  quantized = cpu.Quantized(out, global_scale)
+  quantized = cpu.QuantizedOutput(out, global_scale)
   return _ragged_dot(
     problem, square, None, target, quantized, call.in_usual_order()
   )
@@ -125,7 +125,7 @@ def _ragged_dot(
   weights: sides.Side,
   offset: tuple[jax.Array, int] | None,
   target: targets.Target,
-  quantized: cpu.Quantized | None,
+  quantized: cpu.QuantizedOutput | None,
   call: calls.RaggedDotCall,
 ) -> Any:
   """Emits the custom call; `weights` has the scale of square blocks."""

@@ -119,7 +119,7 @@ class LibraryVariant(variants.Variant):
   request: dict[str, Any]
 
 
-class Timed(execution.Timed):
+class LibraryTimed(execution.Timed):
   """A dot of a library, ready to be timed. Its result is its error."""
 
   def __init__(

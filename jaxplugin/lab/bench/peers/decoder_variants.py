@@ -412,7 +412,7 @@ def _check_step(
     given, got = np.asarray(one["input"]), np.asarray(one["output"])
     columns, w = weights(i, name)
     lhs = rounded(given)
-    expected = verification.Expected(
+    expected = verification.ExpectedSample(
       rows=np.arange(len(lhs)),
       columns=columns,
       exact=lhs @ w.T,

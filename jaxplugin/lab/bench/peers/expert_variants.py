@@ -243,7 +243,7 @@ class ExpertOperands:
       return rows.astype(self.pair.plain)
     return quantization.quantize(rows, self.pair.lhs)
 
-  def expected(self, i: int, dtype: Any = None) -> verification.Expected:
+  def expected(self, i: int, dtype: Any = None) -> verification.ExpectedSample:
     """Returns a sample of the result of set i, in f64.
 
     Both operands are floats of `dtype`, or in the pair's formats.
@@ -265,7 +265,7 @@ class ExpertOperands:
         weight = self.weights.of(self.format, chosen, columns)
         b = verification.f64(weight, np.arange(len(columns)))
       exact[j], magnitude[j] = b @ a[j], np.abs(b) @ np.abs(a[j])
-    return verification.Expected(
+    return verification.ExpectedSample(
       rows=rows, columns=columns, exact=exact, magnitude=magnitude
     )
 

@@ -36,7 +36,7 @@ class WrongResultError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Expected:
+class ExpectedSample:
   """Some rows and columns of an exact result.
 
   Attributes:
@@ -61,7 +61,7 @@ def some(size: int, count: int) -> np.ndarray:
   return np.sort(np.concatenate([[0], inner, [size - 1]]))
 
 
-def expected_dot(lhs: Any, rhs: Any) -> Expected:
+def expected_dot(lhs: Any, rhs: Any) -> ExpectedSample:
   """Returns a sample of the exact product of lhs (m, k) and rhs (n, k).
 
   The sample has all columns if rhs has at most 2^24 values.
@@ -70,7 +70,7 @@ def expected_dot(lhs: Any, rhs: Any) -> Expected:
   rows = some(m, _MAX_ROWS)
   columns = some(n, max(2, _MAX_WEIGHTS // k))
   a, b = f64(lhs, rows), f64(rhs, columns).T
-  return Expected(
+  return ExpectedSample(
     rows=rows,
     columns=columns,
     exact=a @ b,
@@ -117,7 +117,7 @@ def f64(operand: Any, rows: np.ndarray) -> np.ndarray:
 
 
 def check_dot(
-  result: Any, expected: Expected, *, bound: float, relative: float = 0
+  result: Any, expected: ExpectedSample, *, bound: float, relative: float = 0
 ) -> float:
   """Returns the largest error in units of 2^-24 * sum(|a * b|).
 

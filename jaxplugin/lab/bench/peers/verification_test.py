@@ -78,7 +78,7 @@ class DotTest(parameterized.TestCase):
     # Next to 1 a rounding errs most, by almost 2^-p.
     dtype = np.dtype(dtype)
     exact = np.full((1, 1), 1 + step / 2)
-    expected = verification.Expected(
+    expected = verification.ExpectedSample(
       rows=np.arange(1), columns=np.arange(1), exact=exact, magnitude=0 * exact
     )
     for right in (1, 1 + step):

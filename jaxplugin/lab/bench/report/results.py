@@ -81,7 +81,7 @@ class VariantResult:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ratio:
+class VariantRatio:
   """Statistics of the time of `other` / the time of `ours`, by round."""
 
   ours: str
@@ -112,7 +112,7 @@ class RowResult:
   formats: str
   out: str
   variants: tuple[VariantResult, ...]
-  ratios: tuple[Ratio, ...]
+  ratios: tuple[VariantRatio, ...]
   seconds: float
 
   def ratios_to(self, ours: VariantResult) -> dict[str, timing.Stats]:
@@ -292,13 +292,13 @@ def _row(data: dict[str, Any]) -> RowResult:
     **{
       **data,
       "variants": tuple(VariantResult(**one) for one in data["variants"]),
-      "ratios": tuple(Ratio(**one) for one in data["ratios"]),
+      "ratios": tuple(VariantRatio(**one) for one in data["ratios"]),
     }
   )
 
 
 class Change(NamedTuple):
-  """A `Ratio` in two files. `factor` is below 1 if ours became slower."""
+  """A ratio in two files. `factor` is below 1 if ours became slower."""
 
   row: str
   formats: str
@@ -313,7 +313,7 @@ class Change(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
+class RunComparison:
   """The comparison of two runs.
 
   Attributes:
@@ -331,7 +331,9 @@ class Comparison:
     return [c for c in self.changes if c.factor < 1 - self.threshold]
 
 
-def compare(before: BenchRun, after: BenchRun, threshold: float) -> Comparison:
+def compare(
+  before: BenchRun, after: BenchRun, threshold: float
+) -> RunComparison:
   """Compares ratios to peers and ceilings.
 
   Ratios of different machines are more similar than times.
@@ -345,7 +347,7 @@ def compare(before: BenchRun, after: BenchRun, threshold: float) -> Comparison:
     raise ResultError(
       "bench: the two files must share a ratio to a peer, got none"
     )
-  return Comparison(
+  return RunComparison(
     changes=tuple(Change(*key, old[key], new[key]) for key in common),
     missing=tuple(
       "{} {}: {} to {}".format(*key) for key in old if key not in new

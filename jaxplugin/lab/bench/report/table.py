@@ -231,7 +231,7 @@ def _few(places: Sequence[str]) -> str:
   return ", ".join(places[: 2 if more else 3]) + more
 
 
-def comparison(compared: results.Comparison) -> Iterator[console.Part]:
+def comparison(compared: results.RunComparison) -> Iterator[console.Part]:
   """Yields a table with a row for each ratio, the largest losses first."""
   yield console.table(
     ["ratio", "before", "after", "change", ""],

@@ -61,7 +61,7 @@ class Block:
 
   def __init__(
     self,
-    kernel: parsing.Kernel,
+    kernel: parsing.PtxKernel,
     *,
     number: int,
     blocks: int,

@@ -17,7 +17,7 @@ class Misaligned(Fault):
   """An address that is not a multiple of the access's size."""
 
 
-class Race(Fault):
+class DataRace(Fault):
   """Two accesses to a byte or cell, one of them a write, without a barrier."""
 
 

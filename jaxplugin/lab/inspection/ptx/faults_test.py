@@ -85,19 +85,19 @@ ALLOWED = {
   ),
 }  # fmt: skip
 FORBIDDEN = {
-  "another warp's without a barrier": (faults.Race,
+  "another warp's without a barrier": (faults.DataRace,
     "written since the last barrier", (WRITE, "ld.shared.b32 %r5, [%r2];")),
-  "another warp's with a warp's barrier": (faults.Race, "written since",
+  "another warp's with a warp's barrier": (faults.DataRace, "written since",
     (WRITE, "bar.warp.sync -1; ld.shared.b32 %r5, [%r2];")),
-  "a lane's without the warp's barrier": (faults.Race, "written since",
+  "a lane's without the warp's barrier": (faults.DataRace, "written since",
     (WRITE, "ld.shared.b32 %r5, [%r3];")),
-  "writing over what another reads": (faults.Race, "read since",
+  "writing over what another reads": (faults.DataRace, "read since",
     (WRITE, BARRIER, "ld.shared.b32 %r5, [%r2];", WRITE)),
-  "writing over what another has written": (faults.Race, "written since",
+  "writing over what another has written": (faults.DataRace, "written since",
     (WRITE, "st.shared.b32 [%r2], %r4;")),
-  "different values at one byte": (faults.Race, "different values",
+  "different values at one byte": (faults.DataRace, "different values",
     ("st.shared.b32 [0], %r4;",)),
-  "different values at one global byte": (faults.Race, "different values",
+  "different values at one global byte": (faults.DataRace, "different values",
     ("ld.param.b64 %rd1, [p0]; st.global.b32 [%rd1], %r4;",)),
   "a copy that nobody waits for": (faults.InFlight, "cp.async still writes",
     (COPY, "ld.shared.b32 %r5, [%r1];")),
@@ -106,9 +106,9 @@ FORBIDDEN = {
     ("cp.async.commit_group;", COPY, "cp.async.wait_group 1;",
      "ld.shared.b32 %r5, [%r1];"),
   ),
-  "another's copy without a barrier": (faults.Race, "written since",
+  "another's copy without a barrier": (faults.DataRace, "written since",
     (COPY, "cp.async.wait_group 0; ld.shared.b32 %r5, [%r2];")),
-  "a copy over what another reads": (faults.Race, "read since",
+  "a copy over what another reads": (faults.DataRace, "read since",
     (WRITE, BARRIER, "ld.shared.b32 %r5, [%r2];", COPY)),
   "shared bytes never written": (faults.Undefined, "nothing has written",
     ("ld.shared.b32 %r5, [%r1];",)),
@@ -162,7 +162,7 @@ class FaultsTest(parameterized.TestCase):
     self.assertIs(type(caught.exception), fault)
 
   def test_blocks_do_not_write_the_same(self):
-    with self.assertRaisesRegex(faults.Race, "another block wrote"):
+    with self.assertRaisesRegex(faults.DataRace, "another block wrote"):
       stored("mov.u32 %r5, %r4;", grid=2)
 
   def test_blocks_have_numbers(self):

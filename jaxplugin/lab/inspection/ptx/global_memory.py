@@ -87,7 +87,7 @@ class GlobalMemory:
       buffer.writer[places] = block
       buffer.bytes[places] = data[lanes]
       if (buffer.bytes[places] != data[lanes]).any():
-        raise faults.Race(
+        raise faults.DataRace(
           f"threads store different values to one byte of {buffer.name}"
         )
 
@@ -109,7 +109,9 @@ class GlobalMemory:
           raise faults.OutOfBounds(f"{name} between rows of {buffer.name}")
         writer = buffer.writer[places]
         if ((writer != _NOBODY) & (writer != block)).any():
-          raise faults.Race(f"{what} {buffer.name} that another block wrote")
+          raise faults.DataRace(
+            f"{what} {buffer.name} that another block wrote"
+          )
         found.append((buffer, inside, places))
         if not left.any():
           return found

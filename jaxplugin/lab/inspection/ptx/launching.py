@@ -193,7 +193,7 @@ def _handler_of(instruction: parsing.Instruction) -> blocks.Handler | None:
 class _Program:
   """A kernel with a handler for each instruction."""
 
-  def __init__(self, kernel: parsing.Kernel):
+  def __init__(self, kernel: parsing.PtxKernel):
     self.kernel = kernel
     self.handlers = [
       _handler_of(instruction) for instruction in kernel.instructions

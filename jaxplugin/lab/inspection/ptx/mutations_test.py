@@ -114,8 +114,8 @@ def other_parity(found):
 # may have no effect, such as a barrier before another one, or a wait for copies
 # without any in flight.
 SYNCHRONIZATION = {
-  "barrier": (r"\bbar\.sync\s+0;", "", {"Race"}, 1),
-  "barrier_of_a_warp": (r"\bbar\.warp\.sync\s+-1;", "", {"Race"}, 0),
+  "barrier": (r"\bbar\.sync\s+0;", "", {"DataRace"}, 1),
+  "barrier_of_a_warp": (r"\bbar\.warp\.sync\s+-1;", "", {"DataRace"}, 0),
   "proxy_fence": (r"\bfence\.proxy\.async\S*;", "", {"MissingFence"}, 0),
   "wgmma_fence": (r"\bwgmma\.fence\S*;", "", {"MissingFence"}, 0),
   "wgmma_wait": (
@@ -131,7 +131,7 @@ MASKS = {
     r"@%p\d+(\s+ld\.global)", r"\1", {"OutOfBounds"}, MOST_PLACES - 1,
   ),
   "mask_of_a_store": (
-    r"@%p\d+(\s+st\.global)", r"\1", {"OutOfBounds", "Race"},
+    r"@%p\d+(\s+st\.global)", r"\1", {"OutOfBounds", "DataRace"},
     MOST_PLACES - 1,
   ),
 }  # fmt: skip
@@ -139,11 +139,11 @@ VALUES = {
   "source_of_a_copy": (r"(cp\.async\.c.*\[ %rd\d+ \+) 0", r"\1 16",
     {WRONG, "OutOfBounds"}, 0),
   "offset_of_a_matrix": (r"(ldmatrix.*\[%r\d+)\]", r"\1+128]",
-    {WRONG, "Race", "Undefined", "InFlight"}, 0),
+    {WRONG, "DataRace", "Undefined", "InFlight"}, 0),
   "transposed_matrix": (r"(ldmatrix\.sync\.aligned\.m8n8\.x4)", r"\1.trans",
     {WRONG}, 0),
   "descriptor": (r"(or\.b64\s+%rd\d+, %rd\d+, )(46116862\d+);", other_swizzle,
-    {WRONG, "Undefined", "OutOfBounds", "Race", "InFlight"}, 0),
+    {WRONG, "Undefined", "OutOfBounds", "DataRace", "InFlight"}, 0),
   "scale_of_another_block": (r"(block_scale.*)\{ 0, 0 \};", r"\1{ 1, 0 };",
     {WRONG, "Undefined"}, 0),
 }  # fmt: skip
@@ -154,7 +154,7 @@ VALUES = {
 #   the last wait for copies, when none is in flight;
 #   sums that are kept when they are zero.
 TCGEN05 = {
-  "tcgen05_barrier": (r"\bbar\.sync\s+0;", "", {"Race"}, 3),
+  "tcgen05_barrier": (r"\bbar\.sync\s+0;", "", {"DataRace"}, 3),
   "tcgen05_proxy_fence": (r"\bfence\.proxy\.async\S*;", "", {"MissingFence"},
     0),
   "tcgen05_wait_for_stores": (r"tcgen05\.wait::st\S*;", "", {"InFlight"}, 1),

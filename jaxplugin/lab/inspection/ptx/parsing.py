@@ -142,7 +142,7 @@ class Instruction:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Kernel:
+class PtxKernel:
   """A parsed kernel.
 
   Attributes:
@@ -162,7 +162,7 @@ class Kernel:
   shared: str | None
 
 
-def parse(ptx: str) -> Kernel:
+def parse(ptx: str) -> PtxKernel:
   """Parses the kernel of a PTX text.
 
   Raises:
@@ -183,7 +183,7 @@ def parse(ptx: str) -> Kernel:
   shared = _SHARED.search(text)
   reader = _Reader()
   reader.read(text, entry.end())
-  return Kernel(
+  return PtxKernel(
     name=entry[1],
     parameters=tuple(_PARAMETER.findall(entry[2])),
     threads=int(threads[1]),

@@ -123,7 +123,7 @@ class SharedMemory:
     self._check_write(places, actors[:, None])
     self._write(places, data, actors[:, None])
     if (self._bytes[places] != data).any():
-      raise faults.Race("threads store different values to one byte")
+      raise faults.DataRace("threads store different values to one byte")
 
   def begin_copy(
     self, addresses: np.ndarray, size: int, actors: np.ndarray
@@ -160,7 +160,7 @@ class SharedMemory:
         f"{who} reads what threads wrote without fence.proxy.async"
       )
     if (self._writes.time[places] >= self.last_barrier).any():
-      raise faults.Race(f"{who} reads bytes written since the last barrier")
+      raise faults.DataRace(f"{who} reads bytes written since the last barrier")
     unique = np.unique(places)
     self._async_reads[unique] += 1
     return self._bytes[places]
@@ -239,11 +239,11 @@ class SharedMemory:
     places: np.ndarray,
     actors: np.ndarray,
   ) -> None:
-    """Raises Race unless accesses are ordered after the last accesses."""
+    """Raises DataRace unless accesses are ordered after the last accesses."""
     ordered = accesses.actor[places] == actors
     ordered |= self._is_before(accesses, places, self._warp_of[actors])
     if not ordered.all():
-      raise faults.Race(
+      raise faults.DataRace(
         f"{now} of byte {int(places[~ordered][0])} of shared memory, which"
         f" another thread has {before} since the last barrier"
       )

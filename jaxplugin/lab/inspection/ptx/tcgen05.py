@@ -349,7 +349,7 @@ def _store(block: blocks.Block, instruction: parsing.Instruction) -> None:
     if offset == 0:  # both halves access the same cells
       (lanes, _), (others, _) = regions
       if (words[warp, lanes] != words[warp, others]).any():
-        raise faults.Race("lanes store different values to one column")
+        raise faults.DataRace("lanes store different values to one column")
       regions = regions[:1]
     elif len(regions) > 1 and regions[0][1].overlaps(regions[1][1]):
       raise faults.NotModelled(f"{instruction.text}: halves that overlap")

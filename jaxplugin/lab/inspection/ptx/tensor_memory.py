@@ -264,7 +264,7 @@ class TensorMemoryState:
       )
     recent = self._write_time[cells] >= self._shared.last_barrier
     if (recent & (self._writer[cells] != warp)).any():
-      raise faults.Race(
+      raise faults.DataRace(
         f"{who} reads {region}, which another warp has written since the last"
         " barrier"
       )
@@ -282,6 +282,6 @@ class TensorMemoryState:
     others = self._readers[cells] & ~np.uint32(1 << warp)
     read = (self._read_time[cells] >= last) & (others != 0)
     if written.any() or read.any():
-      raise faults.Race(
+      raise faults.DataRace(
         f"{who} of {region}, which another warp has used since the last barrier"
       )
