@@ -11,7 +11,6 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import IO
 from typing import Final
@@ -433,11 +432,10 @@ def _tune(
     return _INTERRUPTED
   if args.json:
     print(json.dumps([session.to_json(result) for result in results], indent=2))
-  return _finish(tables, work, results, sys.stderr if args.json else sys.stdout)
+  return _finish(work, results, sys.stderr if args.json else sys.stdout)
 
 
 def _finish(
-  tables: Mapping[str, store.Store],
   work: workload.Workload,
   results: Sequence[session.Result],
   stream: IO[str],
@@ -446,11 +444,6 @@ def _finish(
   left = len(work.items) - len(results)
   if left:
     lines.append(f"no time for {left} problems; the same command continues")
-  for name, kept in tables.items():
-    table = kept.table()
-    if table is not None and len(table.rows) > 1:
-      held_out = session.held_out(table, kept.allows)
-      lines.append(f"{name}: slowdown with each row left out: {held_out}")
   console.show(lines, stream)
   failed = [result for result in results if result.status == "failed"]
   for result in failed:

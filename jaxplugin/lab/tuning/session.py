@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import statistics
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -30,7 +29,6 @@ from jaxplugin.lab.tuning.trials import machine
 from jaxplugin.lab.tuning.trials import race
 from jaxplugin.printing import console
 from jaxplugin.tables import records
-from jaxplugin.tables import resolution
 
 Status = Literal["done", "kept", "failed"]
 
@@ -330,79 +328,3 @@ def summary(results: Sequence[Result]) -> Iterator[str]:
     default = row.candidates[row.default].median_us
     size = " ".join(f"{n}={v}" for n, v in row.problem)
     yield f"  {default / row.chosen.median_us:.3f} times as fast: {size}"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Slowdown:
-  """The loss if a table lacks one of its rows, for each row; `str` reports it.
-
-  Attributes:
-    slowdowns: (slowdown, problem) of each row. The slowdown is the time of the
-      neighbour's choice / time of the row's own choice.
-    unmeasured: number of rows that have no measurement of the neighbour's
-      choice.
-    alone: number of rows without a neighbour, for which the rule chooses.
-  """
-
-  slowdowns: tuple[tuple[float, records.Fields], ...]
-  unmeasured: int
-  alone: int
-
-  def __str__(self) -> str:
-    lines = []
-    if self.slowdowns:
-      mean = statistics.geometric_mean(x for x, _ in self.slowdowns)
-      worst, problem = max(self.slowdowns, key=lambda pair: pair[0])
-      lines.append(
-        f"{len(self.slowdowns)} held-out problems: their neighbours' choices"
-        f" take {mean:.3f} times as long as their own (geometric mean), at"
-        f" worst {worst:.3f}"
-      )
-      if worst > 1:
-        lines.append(f"the worst: {dict(problem)}")
-    if self.unmeasured:
-      lines.append(
-        f"{self.unmeasured} whose neighbour chose a candidate that was not"
-        " measured for them"
-      )
-    if self.alone:
-      lines.append(
-        f"{self.alone} without a neighbour, for which the rule chooses"
-      )
-    return "\n".join(lines) or "no rows"
-
-
-def held_out(
-  table: records.Table,
-  allows: Callable[[records.Row, records.Candidate], bool] = lambda *_: True,
-) -> Slowdown:
-  """Returns the slowdown of each row if the table does not have the row.
-
-  Args:
-    table: measured rows.
-    allows: is passed a row and a candidate of another row. Returns whether the
-      candidate can compute the row's problem (`BackendRecord.config_error`). If
-      not, the next candidate is tried, as in a decision.
-  """
-  slowdowns: list[tuple[float, records.Fields]] = []
-  unmeasured = alone = 0
-  for row in table.rows:
-    measured = {candidate.way: candidate for candidate in row.candidates}
-    choices = (
-      candidate.way
-      for _, neighbour in resolution.nearest(table, row.problem)
-      if neighbour is not row
-      for candidate in neighbour.preferred
-      if allows(row, candidate)
-    )
-    choice = next(choices, None)
-    if choice is None:
-      alone += 1
-    elif choice not in measured:
-      unmeasured += 1
-    else:
-      slowdown = measured[choice].median_us / row.chosen.median_us
-      slowdowns.append((slowdown, row.problem))
-  return Slowdown(
-    slowdowns=tuple(slowdowns), unmeasured=unmeasured, alone=alone
-  )

@@ -25,8 +25,6 @@ from jaxplugin.lab.tuning.trials import machine
 from jaxplugin.printing import console
 from jaxplugin.tables import records
 from jaxplugin.testing import dot_problems
-from jaxplugin.testing.measured import measured_tables
-from jaxplugin.testing.measured import operation_tables
 from jaxplugin.testing.trials import faults
 
 FOLDER: Final = str(pathlib.Path(faults.__file__).parent)
@@ -280,63 +278,3 @@ class ChoiceTest(SessionTestCase):
     self.assertIn(
       "  pruned, denied: 1 cpu config (us=3): crash before", [*found.parts()]
     )
-
-
-# Slowdowns of held-out rows, on tables with known answers.
-
-
-def row(m, triton_us, xla_us, n=64):
-  """Triton is the default."""
-  triton, xla = (
-    operation_tables.candidate("triton", triton_us),
-    operation_tables.candidate("xla", xla_us),
-  )
-  problem = records.fields_of("problem", {"m": m, "n": n})
-  return records.row_of(problem, [triton, xla], triton)
-
-
-def table(*rows):
-  return records.table_of(measured_tables.header(), rows)
-
-
-def slowdowns(found):
-  return tuple(slowdown for slowdown, _ in found.slowdowns)
-
-
-class SlowdownTest(parameterized.TestCase):
-  @parameterized.parameters(
-    # Neighbours that choose alike lose nothing.
-    ((row(16, 10.0, 5.0), row(32, 20.0, 8.0)), (1.0, 1.0), "1.000 times"),
-    # At 16 rows Triton is right, at 32 XLA, each measured four times slower by
-    # the other's choice.
-    ((row(16, 1.0, 4.0), row(32, 12.0, 3.0)), (4.0, 4.0),
-     "take 4.000 times as long .* at worst 4.000"),
-    ((), (), "^no rows$"),
-  )  # fmt: skip
-  def test_slowdown_is_of_what_the_neighbour_chose(self, rows, expected, text):
-    found = session.held_out(table(*rows))
-    self.assertEqual(slowdowns(found), expected)
-    self.assertRegex(str(found), text)
-
-  def test_without_a_neighbour_the_rule_chooses(self):
-    found = session.held_out(table(row(16, 9.0, 3.0), row(1024, 1.0, 2.0)))
-    self.assertEqual(slowdowns(found), ())
-    self.assertIn("2 without a neighbour", str(found))
-
-  def test_a_choice_that_was_not_measured_is_counted_and_not_guessed(self):
-    triton = operation_tables.candidate("triton", 9.0)
-    alone = records.row_of(
-      records.fields_of("problem", {"m": 16, "n": 64}), [triton], triton
-    )
-    found = session.held_out(table(alone, row(32, 9.0, 3.0)))
-    self.assertEqual(slowdowns(found), (3.0,))
-    self.assertIn(
-      "1 whose neighbour chose a candidate that was not measured", str(found)
-    )
-
-  def test_a_choice_that_cannot_compute_is_not_followed(self):
-    found = session.held_out(
-      table(row(16, 4.0, 2.0), row(32, 9.0, 3.0)),
-      lambda row, candidate: candidate.implementation != "xla",
-    )
-    self.assertEqual(slowdowns(found), (2.0, 3.0))

@@ -189,7 +189,6 @@ class Store:
       about=records.fields_of("about", about),  # type: ignore[arg-type]
     )
     self._operation = operation
-    self._target = target
     path = path or resolution.user_folder()
     is_folder = path.is_dir() or path == resolution.user_folder()
     self.path = path / writing.file_name(self._header) if is_folder else path
@@ -241,11 +240,6 @@ class Store:
       dataclasses.asdict(self._header.device),
     )
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
-
-  def allows(self, row: records.Row, candidate: records.Candidate) -> bool:
-    """Whether a candidate, of another row, can compute the row's problem."""
-    problem = self._operation.problem_of(row.problem)
-    return not registry.refusal(problem, *candidate.way, self._target)
 
 
 def one_a_bucket(work: workload.Workload) -> workload.Workload:
