@@ -25,9 +25,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
-from jaxlib.mlir import ir
 
-from jaxplugin.core import error_context
 from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
 
@@ -38,7 +36,6 @@ _DEVICE_MEMORY_BYTES: Final = 141 * 10**9
 _SHARED_MEMORY_BYTES: Final = 48 << 10  # per block, default limit
 _RESERVED_SHARED_MEMORY_BYTES: Final = 1 << 10  # per block, reserved by CUDA
 _REGISTERS: Final = 65536
-_NO_NUMBERS: Final = ("O", "S", "U")  # NumPy's kinds of objects and strings
 
 
 class DevicelessError(RuntimeError):
@@ -63,19 +60,12 @@ def mesh(
       consecutive GPUs of the mesh share a host.
 
   Raises:
-    TypeError: If `target` is not a `Target`, a size or `hosts` is not an
-      integer, or a name is not a string.
-    ValueError: If `target` is not an NVIDIA GPU or lacks a figure, `shape` and
-      `axis_names` differ in length, a size is below 1, a name occurs twice, or
-      `hosts` does not divide the number of GPUs.
+    TypeError: If `target` is not a `Target`.
+    ValueError: If `target` is not an NVIDIA GPU or lacks a figure, or `hosts`
+      does not divide the number of GPUs. JAX raises for other axes that it
+      cannot make.
     DevicelessError: If the compiler is not installed or does not start.
   """
-  _validate_axes(shape, axis_names, hosts)
-  if len(shape) != len(axis_names):
-    raise ValueError(
-      f"deviceless: shape {tuple(shape)} and axis_names {tuple(axis_names)}"
-      " must have the same length"
-    )
   count = math.prod(shape)
   if hosts < 1 or count % hosts:
     raise ValueError(
@@ -84,33 +74,6 @@ def mesh(
     )
   topology = _topology(target, hosts, count // hosts)
   return topologies.make_mesh(topology, tuple(shape), tuple(axis_names))
-
-
-def _validate_axes(shape: Any, axis_names: Any, hosts: Any) -> None:
-  kinds: Any = (
-    ("shape", shape, (int, np.integer), "integers"),
-    ("axis_names", axis_names, str, "strings"),
-  )
-  for name, given, kind, words in kinds:
-    if not isinstance(given, Sequence) or not all(
-      isinstance(item, kind) for item in given
-    ):
-      raise TypeError(
-        f"deviceless: {name} must be a sequence of {words}, one for each axis,"
-        f" got {error_context.shown(given)}"
-      )
-  if not isinstance(hosts, int):
-    raise TypeError(
-      f"deviceless: hosts must be an integer, got {error_context.shown(hosts)}"
-    )
-  if min(shape, default=1) < 1:
-    raise ValueError(
-      f"deviceless: sizes of shape must be at least 1, got {tuple(shape)}"
-    )
-  if len({*axis_names}) != len(axis_names):
-    raise ValueError(
-      f"deviceless: axis_names must differ, got {tuple(axis_names)}"
-    )
 
 
 def _topology(target: targets.Target, hosts: int, count: int) -> Any:
@@ -230,16 +193,10 @@ def compile(
     Its `as_text()` is the optimized HLO.
 
   Raises:
-    TypeError: If `fn` is not a function, `mesh` is not a `jax.sharding.Mesh`,
-      or an argument is not an array. See also `deviceless.mesh`.
-    ValueError: If `mesh` has CPUs or TPUs. See also `deviceless.mesh`.
-    DevicelessError: See `deviceless.mesh`.
+    TypeError, ValueError, DevicelessError: See `deviceless.mesh`.
   """
-  error_context.require_function("deviceless", fn)
-  targets.require("deviceless", target)
   if mesh is None:
-    mesh = _default_mesh(target)
-  _validate_mesh(mesh)
+    mesh = _one_gpu(target)
   replicated = NamedSharding(mesh, PartitionSpec())
 
   def on_mesh(x: Any) -> jax.ShapeDtypeStruct:
@@ -247,11 +204,6 @@ def compile(
     if not isinstance(sharding, NamedSharding) or sharding.mesh != mesh:
       sharding = replicated
     dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
-    if getattr(dtype, "kind", "") in _NO_NUMBERS:
-      raise TypeError(
-        "deviceless: arguments must be arrays or jax.ShapeDtypeStructs, got"
-        f" {error_context.shown(x)}; bind others by functools.partial"
-      )
     return jax.ShapeDtypeStruct(np.shape(x), dtype, sharding=sharding)
 
   specs = jax.tree_util.tree_map(on_mesh, args)
@@ -259,21 +211,7 @@ def compile(
     return jax.jit(fn).lower(*specs).compile()
 
 
-def _validate_mesh(mesh: Any) -> None:
-  if not isinstance(mesh, Mesh):
-    raise TypeError(
-      "deviceless: mesh must be a jax.sharding.Mesh, as deviceless.mesh"
-      f" returns, got {error_context.shown(mesh)}"
-    )
-  platforms = {device.platform for device in mesh.devices.flat}
-  if platforms & {"cpu", "tpu"}:
-    raise ValueError(
-      "deviceless: mesh must consist of GPUs, as deviceless.mesh returns, got"
-      f" one of {', '.join(sorted(platforms))}"
-    )
-
-
-def _default_mesh(target: targets.Target) -> Mesh:
+def _one_gpu(target: targets.Target) -> Mesh:
   return mesh(target)
 
 
@@ -292,16 +230,8 @@ def compile_module(
     jaxlib's executable. Its `hlo_modules()` returns the optimized HLO.
 
   Raises:
-    TypeError: If `module` is not an `ir.Module`. See also `deviceless.mesh`.
-    ValueError, DevicelessError: See `deviceless.mesh`.
+    TypeError, ValueError, DevicelessError: See `deviceless.mesh`.
     jax.errors.JaxRuntimeError: If XLA cannot compile the module.
   """
-  targets.require("deviceless", target)
-  if not isinstance(module, ir.Module):
-    raise TypeError(
-      f"deviceless: module must be an ir.Module, got {type(module).__name__};"
-      ' pass jax.jit(fn).lower(...).compiler_ir("stablehlo"), or run `python'
-      " -m jaxplugin compile` on a file"
-    )
   devices = mesh(target, (num_partitions,)).devices
   return jax_private.compile_for(module, list(devices.flat))

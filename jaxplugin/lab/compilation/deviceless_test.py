@@ -121,22 +121,12 @@ class ErrorTest(parameterized.TestCase):
     self.assertEqual("ACCELERATED_FEATURES" in text, has_them)
 
   @parameterized.parameters(
-    (TypeError, 4, ("x",), 1, "shape must be a sequence of integers, .* got 4"),
-    (TypeError, (2.5,), ("x",), 1, r"sequence of integers, .* got \(2.5,\)"),
-    (TypeError, (2,), (3,), 1, r"axis_names must be a sequence of strings"),
-    (TypeError, (2,), ("x",), "2", "hosts must be an integer, got '2'"),
-    (ValueError, (0,), ("x",), 1, r"must be at least 1, got \(0,\)"),
-    (ValueError, (-1,), ("x",), 1, r"must be at least 1, got \(-1,\)"),
-    (ValueError, (2, 2), ("x", "x"), 1, r"must differ, got \('x', 'x'\)"),
-    (ValueError, (2, 2), ("x",), 1, r"\(2, 2\).*\('x',\)"),
-    (ValueError, (2, 4), ("x", "y"), 0, r"\(2, 4\), got 0"),
-    (ValueError, (2, 4), ("x", "y"), 3, r"\(2, 4\), got 3"),
+    0,
+    3,
   )
-  def test_axes_that_are_none_are_refused(
-    self, error, shape, names, hosts, message
-  ):
-    with self.assertRaisesRegex(error, message):
-      deviceless.mesh(B200, shape, names, hosts=hosts)
+  def test_hosts_divide_the_gpus(self, hosts):
+    with self.assertRaisesRegex(ValueError, rf"\(2, 4\), got {hosts}"):
+      deviceless.mesh(B200, (2, 4), ("x", "y"), hosts=hosts)
 
   @parameterized.parameters(
     lambda target: deviceless.compile(jnp.tanh, spec((8,)), target=target),
@@ -147,28 +137,6 @@ class ErrorTest(parameterized.TestCase):
   def test_name_of_a_target_is_refused(self, function):
     with self.assertRaisesRegex(TypeError, r"pass jp.named_target\('h200'\)"):
       function("h200")
-
-  @parameterized.parameters(
-    (TypeError, None, (), {}, "fn must be a function, got None"),
-    (TypeError, jnp.tanh, ("text",), {}, "got 'text'; bind others by"),
-    (TypeError, jnp.tanh, (), {"mesh": (2,)}, r"Mesh, .* got \(2,\)"),
-  )
-  def test_what_cannot_be_compiled_is_refused(
-    self, error, fn, args, options, message
-  ):
-    with self.assertRaisesRegex(error, message):
-      deviceless.compile(fn, *args, target=B200, **options)
-
-  def test_mesh_of_cpus_is_refused(self):
-    mesh = jax.sharding.Mesh(jax.devices("cpu")[:1], ("x",))
-    with self.assertRaisesRegex(
-      ValueError, "must consist of GPUs, .* one of cpu"
-    ):
-      deviceless.compile(jnp.tanh, spec((8,)), target=B200, mesh=mesh)
-
-  def test_text_is_no_module(self):
-    with self.assertRaisesRegex(TypeError, "must be an ir.Module, got str"):
-      deviceless.compile_module("module {}", target=B200)
 
   @pytest.mark.full
   def test_missing_compiler_says_what_to_install(self):
