@@ -8,7 +8,17 @@ import dataclasses
 import functools
 import math
 import re
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
+from typing import Any
 from typing import Final
+from typing import TypeVar
+
+from jaxplugin.jaxext import jax_private
+
+# A dataclass with the fields `times` and `is_bound`.
+Counted = TypeVar("Counted", bound=Any)
 
 # "  ROOT name = shape opcode(..."; a shape may be a tuple of tuples.
 _INSTRUCTION: Final = re.compile(
@@ -131,6 +141,65 @@ def parse(text: str) -> HloProgram:
         )
       )
   return HloProgram(entries=tuple(entries), computations=computations)
+
+
+def of_compiled(compiled: Any) -> str:
+  """Returns the HLO of `jax.stages.Compiled`, or of jaxlib's executable."""
+  if hasattr(compiled, "runtime_executable"):
+    compiled = compiled.runtime_executable()
+  return jax_private.executable_hlo(
+    compiled, include_layout_in_shapes=False, print_metadata=True
+  )
+
+
+def counted(
+  program: HloProgram,
+  of_instruction: Callable[[str, HloInstruction], Iterable[Counted]],
+  size: Callable[[Iterable[Counted]], float],
+  running: Collection[str] = RUNNING,
+) -> tuple[Counted, ...]:
+  """Returns the records of all instructions that one run executes, in order.
+
+  The records of a loop's body are multiplied by its trips. They are marked
+  `is_bound` if the number of trips is unknown, and then count once.
+
+  Args:
+    program: the program.
+    of_instruction: (computation, instruction) -> records of the instruction.
+    size: the size of records. A conditional counts as its largest branch.
+    running: opcodes that count as the computations that they run.
+  """
+
+  @functools.cache
+  def of_computation(name: str) -> tuple[Counted, ...]:
+    return tuple(
+      record
+      for instruction in program.computations.get(name, ())
+      for record in records(name, instruction)
+    )
+
+  def records(name: str, instruction: HloInstruction) -> Iterable[Counted]:
+    if instruction.opcode not in running:
+      return of_instruction(name, instruction)
+    run = [of_computation(each) for each in instruction.runs]
+    if instruction.opcode == "conditional":
+      return max(run, key=size, default=())
+    every = [record for records in run for record in records]
+    if instruction.opcode != "while":
+      return every
+    trips = instruction.trips
+    return [
+      dataclasses.replace(
+        record,
+        times=record.times * (1 if trips is None else trips),
+        is_bound=record.is_bound or trips is None,
+      )
+      for record in every
+    ]
+
+  return tuple(
+    record for entry in program.entries for record in of_computation(entry)
+  )
 
 
 def parts(shape: str) -> list[str]:

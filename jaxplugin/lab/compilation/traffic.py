@@ -33,7 +33,6 @@ from typing import Any
 from typing import Final
 from typing import Literal
 
-from jaxplugin.jaxext import jax_private
 from jaxplugin.lab.compilation import hlo_text
 
 Kind = Literal["matmul", "quantize", "weight", "producer", "other"]
@@ -98,48 +97,27 @@ class Kernel:
 
 def of_compiled(compiled: Any) -> tuple[Kernel, ...]:
   """Returns the kernels of `jax.stages.Compiled` or of jaxlib's executable."""
-  if hasattr(compiled, "runtime_executable"):
-    compiled = compiled.runtime_executable()
-  text = jax_private.executable_hlo(
-    compiled, include_layout_in_shapes=False, print_metadata=True
-  )
-  return of_text(text)
+  return of_text(hlo_text.of_compiled(compiled))
 
 
 def of_text(text: str) -> tuple[Kernel, ...]:
   """Returns the kernels of optimized HLO with metadata, in program order."""
   program = hlo_text.parse(text)
-
-  @functools.cache
-  def of_computation(name: str) -> tuple[Kernel, ...]:
-    computation = _Computation(program, name)
-    return tuple(
-      kernel
-      for instruction in computation.instructions.values()
-      for kernel in of_instruction(computation, instruction)
-    )
+  computation = functools.cache(functools.partial(_Computation, program))
 
   def of_instruction(
-    computation: _Computation, instruction: hlo_text.HloInstruction
+    name: str, instruction: hlo_text.HloInstruction
   ) -> Iterable[Kernel]:
     opcode = instruction.opcode
-    if opcode in hlo_text.RUNNING:
-      run = [of_computation(name) for name in instruction.runs]
-      if opcode == "conditional":
-        return max(run, key=num_bytes, default=())
-      every = [kernel for kernels in run for kernel in kernels]
-      return _repeated(instruction, every) if opcode == "while" else every
     if (
       opcode in (*hlo_text.FREE, *_IGNORED)
       or opcode.endswith("-done")
       or hlo_text.COLLECTIVE.match(opcode)
     ):
       return ()
-    return [computation.kernel(instruction)]
+    return [computation(name).kernel(instruction)]
 
-  return tuple(
-    kernel for entry in program.entries for kernel in of_computation(entry)
-  )
+  return hlo_text.counted(program, of_instruction, num_bytes)
 
 
 def num_bytes(kernels: Iterable[Kernel]) -> float:
@@ -150,20 +128,6 @@ def num_bytes(kernels: Iterable[Kernel]) -> float:
 def quantizing(kernels: Iterable[Kernel]) -> float:
   """Returns the bytes of quantizing activations in one run."""
   return sum(kernel.quantizing * kernel.times for kernel in kernels)
-
-
-def _repeated(
-  loop: hlo_text.HloInstruction, kernels: Iterable[Kernel]
-) -> list[Kernel]:
-  trips = loop.trips
-  return [
-    dataclasses.replace(
-      kernel,
-      times=kernel.times * (1 if trips is None else trips),
-      is_bound=kernel.is_bound or trips is None,
-    )
-    for kernel in kernels
-  ]
 
 
 class _Computation:

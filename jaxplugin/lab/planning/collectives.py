@@ -22,7 +22,6 @@ Communication Operations in MPICH" (2005), sections 4.1 and 4.4.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Callable
@@ -35,7 +34,6 @@ from typing import Final
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxplugin.jaxext import jax_private
 from jaxplugin.lab.compilation import hlo_text
 
 # Bytes that a device in a group of g receives, divided by its result's bytes.
@@ -98,12 +96,7 @@ def of_compiled(compiled: Any, mesh: Mesh) -> tuple[Collective, ...]:
   Raises:
     ValueError: See `of_text`.
   """
-  if hasattr(compiled, "runtime_executable"):
-    compiled = compiled.runtime_executable()
-  text = jax_private.executable_hlo(
-    compiled, include_layout_in_shapes=False, print_metadata=True
-  )
-  return of_text(text, mesh.shape)
+  return of_text(hlo_text.of_compiled(compiled), mesh.shape)
 
 
 def of_text(text: str, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
@@ -129,33 +122,19 @@ def of_text(text: str, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
       f" partitions, {count}, got {dict(mesh)}; pass the mesh of the program's"
       " shardings"
     )
-  program = hlo_text.parse(text)
-
-  @functools.cache
-  def of_computation(name: str) -> tuple[Collective, ...]:
-    return tuple(
-      one
-      for instruction in program.computations.get(name, ())
-      for one in of_instruction(instruction)
-    )
 
   def of_instruction(
-    instruction: hlo_text.HloInstruction,
+    name: str, instruction: hlo_text.HloInstruction
   ) -> Iterable[Collective]:
-    opcode = instruction.opcode
-    kind = opcode.removesuffix(_START)
-    if kind in _RECEIVED:
-      return _collective(kind, instruction, mesh)
-    if opcode not in ("fusion", *hlo_text.RUNNING):
-      return ()
-    run = [of_computation(name) for name in instruction.runs]
-    if opcode == "conditional":
-      return max(run, key=received, default=())
-    every = [one for ones in run for one in ones]
-    return _repeated(instruction, every) if opcode == "while" else every
+    del name
+    kind = instruction.opcode.removesuffix(_START)
+    return _collective(kind, instruction, mesh) if kind in _RECEIVED else ()
 
-  return tuple(
-    one for entry in program.entries for one in of_computation(entry)
+  return hlo_text.counted(
+    hlo_text.parse(text),
+    of_instruction,
+    received,
+    running=("fusion", *hlo_text.RUNNING),
   )
 
 
@@ -206,18 +185,6 @@ def _collective(
       num_bytes=num_bytes * _RECEIVED[kind](size),
       is_bound=kind == "ragged-all-to-all",
       source=instruction.op_name,
-    )
-
-
-def _repeated(
-  loop: hlo_text.HloInstruction, found: Iterable[Collective]
-) -> Iterator[Collective]:
-  trips = loop.trips
-  for one in found:
-    yield dataclasses.replace(
-      one,
-      times=one.times * (1 if trips is None else trips),
-      is_bound=one.is_bound or trips is None,
     )
 
 
