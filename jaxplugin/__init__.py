@@ -11,8 +11,6 @@ w_q = jp.quantize(w, jp.NVFP4)
 y = jp.block_scaled_dot(x_q, w_q, preferred_element_type=jnp.bfloat16)
 """
 
-import typing as _typing
-
 from jaxplugin.jaxext import jax_version as _jax_version  # noqa: F401
 
 # isort: split
@@ -208,7 +206,4 @@ __all__ = [
   "use_target",
 ]
 
-if not _typing.TYPE_CHECKING:
-  __dir__, __getattr__ = _error_context.public_module(
-    __name__, [*__all__, "__version__"]
-  )
+_error_context.public_module(__name__, [*__all__, "__version__"])

@@ -7,8 +7,6 @@ A package declares a `Backend` by an entry point in the group
 docs/how_to/write_a_backend.md.
 """
 
-import typing as _typing
-
 from jaxplugin.core import error_context as _error_context
 from jaxplugin.core.decisions import Plan as Plan
 from jaxplugin.core.decisions import Source as Source
@@ -56,5 +54,4 @@ __all__ = [
   "unregister_backend",
 ]
 
-if not _typing.TYPE_CHECKING:
-  __dir__, __getattr__ = _error_context.public_module(__name__, __all__)
+_error_context.public_module(__name__, __all__)

@@ -9,8 +9,6 @@ one cast at the end, results are f32, bf16 or f16, and k = 0 gives zeros.
 Norms and gated activations can return their result quantized (`out_format=`).
 """
 
-import typing as _typing
-
 from jaxplugin.core import error_context as _error_context
 from jaxplugin.dropin.nn_general import MODES as MODES
 from jaxplugin.dropin.nn_general import BlockScaleConfig as BlockScaleConfig
@@ -42,5 +40,4 @@ __all__ = [
   "swigluoai",
 ]
 
-if not _typing.TYPE_CHECKING:
-  __dir__, __getattr__ = _error_context.public_module(__name__, __all__)
+_error_context.public_module(__name__, __all__)

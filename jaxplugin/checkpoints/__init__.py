@@ -10,8 +10,6 @@
 `from_gguf` convert arrays. Most results are views of the bytes.
 """
 
-import typing as _typing
-
 from jaxplugin.checkpoints.assembly import (
   GLOBAL_SCALE_RANGE as GLOBAL_SCALE_RANGE,
 )
@@ -71,5 +69,4 @@ __all__ = [
   "save",
 ]
 
-if not _typing.TYPE_CHECKING:
-  __dir__, __getattr__ = _error_context.public_module(__name__, __all__)
+_error_context.public_module(__name__, __all__)

@@ -18,7 +18,6 @@ import re
 import reprlib
 import sys
 import types
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -131,15 +130,15 @@ def require_bool(who: str, name: str, value: Any) -> None:
     raise TypeError(f"{who}: {name} must be True or False, got {shown(value)}")
 
 
-def public_module(
-  module: str, names: Sequence[str]
-) -> tuple[Callable[[], list[str]], Callable[[str], NoReturn]]:
-  """Returns `__dir__` and `__getattr__` of a module with these public names."""
+def public_module(module: str, names: Sequence[str]) -> None:
+  """Makes `dir` of a module list `names`, and its errors suggest names."""
 
   def missing(name: str) -> NoReturn:
     raise _missing_attribute(module, name)
 
-  return lambda: list(names), missing
+  vars(sys.modules[module]).update(
+    __dir__=lambda: list(names), __getattr__=missing
+  )
 
 
 def _missing_attribute(module: str, name: str) -> AttributeError:

@@ -10,8 +10,6 @@ JAXPLUGIN_REPRO_DIR names a folder, `operation/failures.py` writes a file when a
 kernel fails or a check finds a wrong result.
 """
 
-import typing as _typing
-
 from jaxplugin.core import error_context as _error_context
 from jaxplugin.operation.repro_files import ReproError as ReproError
 from jaxplugin.repro.replaying import Comparison as Comparison
@@ -29,5 +27,4 @@ __all__ = [
   "save",
 ]
 
-if not _typing.TYPE_CHECKING:
-  __dir__, __getattr__ = _error_context.public_module(__name__, __all__)
+_error_context.public_module(__name__, __all__)

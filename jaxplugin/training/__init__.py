@@ -8,8 +8,6 @@ over devices once. `jp.checkpoint_policies` chooses which residuals
 `jax.checkpoint` saves.
 """
 
-import typing as _typing
-
 from jaxplugin.core import error_context as _error_context
 from jaxplugin.training.accumulation import accumulate as accumulate
 from jaxplugin.training.quantized_operand import primals as primals
@@ -37,5 +35,4 @@ __all__ = [
   "with_primals",
 ]
 
-if not _typing.TYPE_CHECKING:
-  __dir__, __getattr__ = _error_context.public_module(__name__, __all__)
+_error_context.public_module(__name__, __all__)
