@@ -9,9 +9,9 @@
 Plans are stored in docs/how_to/scale_plans.json.
 
 In a guide a table stands between `<!-- plan ... -->`, which has its command,
-and `<!-- end -->`. If a command has --svg, its picture is written too. The
-table after `<!-- traffic -->` has a row for each pass of each command with
---traffic, those in code blocks too.
+and `<!-- end -->`. The table after `<!-- traffic -->` has a row for each pass
+of each command with --traffic, those in code blocks too. `PICTURE` shows the
+plans of the command `DRAWN`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
+
+import drawing
 
 from jaxplugin import __main__ as command_line
 from jaxplugin.lab.compilation import traffic
@@ -51,7 +53,22 @@ _TRAFFIC: Final = re.compile(
 _SUMMARY: Final = re.compile(
   r"(<!-- traffic -->\n)(.*?)(<!-- end -->)", re.DOTALL
 )
-_SVG: Final = re.compile(r" --svg (\S+)")
+PICTURE: Final = HOW_TO / "scale_405b.svg"
+DRAWN: Final = "plan llama3-405b --layout fsdp=128,tp=8,sp --remat"
+_COLORS: Final = (
+  drawing.BLUE,
+  drawing.ORANGE,
+  drawing.GREEN,
+  drawing.VERMILION,
+  drawing.SKY,
+  drawing.PURPLE,
+  drawing.GREY,
+)
+_WIDTH: Final = 920
+_BAR: Final = 540  # length of the longest bar
+_LEFT: Final = 190  # of the bars
+_ROW: Final = 26
+_LEAST: Final = 1e-3  # of the longest bar; shorter parts are not drawn
 
 
 def read() -> dict[pathlib.Path, str]:
@@ -127,10 +144,10 @@ def _mean(kind: traffic.Kind, every: list[traffic.Kernel]) -> traffic.Kernel:
 
 
 def run(command: str) -> list[plans.ModelPlan]:
-  """Runs a command, without its picture."""
+  """Runs a command, and returns its plans."""
   output = io.StringIO()
   with contextlib.redirect_stdout(output):
-    status = command_line.main([*_SVG.sub("", command).split(), "--json"])
+    status = command_line.main([*command.split(), "--json"])
   if status:
     raise SystemExit(status)
   return [summed(plan) for plan in report.from_json(output.getvalue())]
@@ -170,15 +187,44 @@ def summary(found: dict[str, list[plans.ModelPlan]]) -> str:
   return "\n".join(lines)
 
 
-def pictures(
-  found: dict[str, list[plans.ModelPlan]],
-) -> dict[pathlib.Path, str]:
-  """Returns the picture of each command that has one."""
-  return {
-    HOW_TO / match[1]: report.draw(plans_)
-    for command, plans_ in found.items()
-    if (match := _SVG.search(command)) is not None
-  }
+def picture(found: Sequence[plans.ModelPlan]) -> str:
+  """Returns an SVG with a bar for each plan of one layout.
+
+  A bar has a part for each combination of mesh axes and element type.
+  """
+  bars = []
+  for plan in found:
+    bar: dict[tuple[str, str], float] = {}
+    for (axes, _, dtype), size in report.by_key(plan).items():
+      bar[axes, dtype] = bar.get((axes, dtype), 0) + size
+    bars.append(bar)
+  longest = max(sum(bar.values()) for bar in bars)
+  parts = sorted(
+    {p for bar in bars for p, size in bar.items() if size > _LEAST * longest}
+  )
+  colors = dict(zip(parts, _COLORS, strict=False))
+  first = found[0]
+  top = 2 * _ROW
+  drawn = [drawing.text(16, 34, report.title_of(first), weight="bold")]
+  for plan, bar in zip(found, bars, strict=True):
+    drawn.append(drawing.text(16, top + 14, plan.format))
+    left = float(_LEFT)
+    for part, color in colors.items():
+      width = bar.get(part, 0) * _BAR / longest
+      drawn.append(drawing.box(left, top, width, 20, fill=color))
+      left += width
+    figures = (
+      f"{plan.received / 1e6:.1f} MB ({plan.received / first.received:.2f}x),"
+      f" {plan.temp_bytes / 1e9:.3g} GB"
+    )
+    drawn.append(drawing.text(left + 8, top + 14, figures, color=drawing.FAINT))
+    top += _ROW
+  for (axes, dtype), color in colors.items():
+    top += _ROW
+    drawn.append(drawing.box(16, top, 20, 20, fill=color))
+    drawn.append(drawing.text(42, top + 14, f"{dtype} over {axes}"))
+  what = "Bytes that a device receives, and its temporary memory"
+  return drawing.document(what, what, _WIDTH, top + 2 * _ROW, drawn)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -203,8 +249,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     raise SystemExit(f"not run yet: {missing}; the pages are as they were")
   for path, text in texts.items():
     path.write_text(written(text, found))
-  for path, drawn in pictures(found).items():
-    path.write_text(drawn)
+  PICTURE.write_text(picture(found[DRAWN]))
 
 
 if __name__ == "__main__":

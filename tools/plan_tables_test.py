@@ -3,6 +3,7 @@
 """Tables and pictures of the scaling guide agree with `plan`."""
 
 import importlib.util
+import re
 
 import plan_tables
 from absl.testing import absltest
@@ -34,12 +35,25 @@ class PlanTablesTest(absltest.TestCase):
         "run python tools/plan_tables.py --written",
       )
 
-  def test_pictures_are_those_of_the_plans(self):
-    pictures = plan_tables.pictures(self.kept)
-    self.assertNotEmpty(pictures)
-    for path, drawn in pictures.items():
-      self.assertEqual(path.read_text(), drawn, path)
-      self.assertIn(f"({path.name})", "".join(self.texts.values()))
+  def test_picture_is_that_of_its_plans(self):
+    drawn = plan_tables.picture(self.kept[plan_tables.DRAWN])
+    self.assertEqual(plan_tables.PICTURE.read_text(), drawn)
+    self.assertIn(f"({plan_tables.PICTURE.name})", "".join(self.texts.values()))
+
+  def test_bars_are_as_long_as_bytes(self):
+    plans = self.kept[plan_tables.DRAWN]
+    boxes = re.findall(
+      r"<rect x='([\d.]+)' y='(\d+)' width='([\d.]+)' height='20'",
+      plan_tables.picture(plans),
+    )
+    bars = {}
+    for x, y, width in boxes:
+      if float(x) > 16:  # not the legend
+        bars[y] = bars.get(y, 0) + float(width)
+    sizes = [plan.received for plan in plans]
+    self.assertLen(bars, len(plans))
+    for bar, size in zip(bars.values(), sizes, strict=True):
+      self.assertAlmostEqual(bar / max(bars.values()), size / max(sizes), 2)
 
   def test_a_kept_plan_is_what_it_is_by_hand(self):
     """The gradient of each weight is scattered over fsdp once."""

@@ -18,7 +18,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from jaxplugin.cli import arguments
-from jaxplugin.cli import files
 from jaxplugin.cli import functions
 from jaxplugin.core import targets
 from jaxplugin.lab.planning import blocks
@@ -115,8 +114,6 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     default="9.13",
   )
   arguments.add_json(command)
-  arguments.add_options(command, "FILE", {"--svg": "output file for a picture"})
-  arguments.add_switches(command, {"--force": "overwrite FILE if it exists"})
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -138,8 +135,6 @@ def _run(args: argparse.Namespace) -> int:
   formats = [item.strip().lower() for item in args.formats.split(",")]
   for format in formats:
     plans.recipe_of(format)  # raises before anything is compiled
-  if args.svg is not None:
-    files.check_output("", args.svg, args.force)
   make = _of_function if functions.is_function(args.source) else _of_model
   found = []
   count = len(chosen) * len(formats) * (2 if args.microbatches else 1)
@@ -154,8 +149,6 @@ def _run(args: argparse.Namespace) -> int:
     print(report.to_json(found))
   else:
     console.show([report.text(found)])
-  if args.svg is not None:
-    files.write(report.draw(found), "", args.svg, args.force)
   return 0
 
 
@@ -180,7 +173,7 @@ def _of_traffic(
   describe: Callable[[str], None],
 ) -> Iterator[plans.ModelPlan]:
   del chosen
-  names = "microbatches", "separate", "arg", "gradients", "svg"
+  names = "microbatches", "separate", "arg", "gradients"
   given = [f"--{name}" for name in names if getattr(args, name)]
   if given:
     raise ValueError(
@@ -348,7 +341,7 @@ formats: {", ".join(plans.FORMATS)}""",
   examples=(
     "llama3-8b --layout fsdp=8",
     "llama3-405b --layout fsdp=128,tp=8,sp --remat",
-    "gpt-oss-120b --layout fsdp=2,ep=4,tp=2 --svg a.svg",
+    "gpt-oss-120b --layout fsdp=2,ep=4,tp=2",
     "llama3-8b --traffic --target h200",
     "my.model:mlp --layout fsdp=4,tp=2 --gradients \\\n"
     "    --arg 'bfloat16[4096,14336]@fsdp,tp' \\\n"

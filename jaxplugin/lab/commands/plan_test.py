@@ -32,7 +32,6 @@ NAME = f"{__name__}:product"
 class FunctionTest(command_lines.CommandLineTestCase):
   @pytest.mark.lab
   def test_weight_that_is_gathered_is_gathered_in_bytes(self):
-    path = self.directory / "a.svg"
     status, out, err = self.run_command(
       "plan",
       NAME,
@@ -41,10 +40,8 @@ class FunctionTest(command_lines.CommandLineTestCase):
       "--arg=bfloat16[1024,512]@fsdp,-",
       "--arg=bfloat16[8192,1024]@fsdp,-",
       "--json",
-      f"--svg={path}",
     )
     self.assertEqual(status, 0, err)
-    self.assertIn("</svg>", path.read_text())
     plain, quantized = report.from_json(out)
     weight = 1024 * 512 * 7 / 8
     self.assertEqual(plain.received, 2 * weight)
@@ -78,7 +75,6 @@ class ErrorTest(command_lines.CommandLineTestCase):
     ("small --layout=tp=2 --gradients", "need a function"),
     ("small --layout=tp=2 --target=b1", "b1"),
     ("small --layout=tp=2 --target=mi300x", "GPU .*, got 'mi300x'"),
-    ("small --layout=tp=2 --svg=/not/here.svg", "here.svg: No such"),
     (
       "small --layout=fsdp=2 --batch=4 --microbatches=4",
       "of 8, got fsdp=2 and",
@@ -91,7 +87,6 @@ class ErrorTest(command_lines.CommandLineTestCase):
     ("small --traffic --layout=tp=2", "got both"),
     ("small --traffic --target=mi300x", "GPU .*, got 'mi300x'"),
     ("small --traffic --separate", "--separate must be left out with"),
-    ("small --traffic --svg=a.svg", "--svg must be left out with"),
     (f"{NAME} --traffic", "unknown model"),
   )
   def test_what_is_wrong_is_said(self, line, message):
