@@ -457,6 +457,23 @@ class TrapsTest(AcceptedTest):
     with self.assertRaisesRegex(TypeError, "fn must be a function"):
       jp.accept_quantized(normal(3))
 
+  def test_errors_from_inside_name_the_function_that_was_called(self):
+    sizes = jnp.array([5], jnp.int32)
+    w = quantized(normal(64, 96), "mxfp8", 0)
+    experts = quantized(normal(1, 64, 96), "mxfp8", 1)
+    for function, weight in (
+      (jnp.matmul, w),
+      (lambda x, w: jax.lax.ragged_dot(x, w, sizes), experts),
+    ):
+      call = jp.accept_quantized(function, implementation="triton")
+      with (
+        jp.use_target(jp.named_target("cpu")),
+        self.assertRaisesRegex(
+          NotImplementedError, "^accept_quantized: implementation='triton'"
+        ),
+      ):
+        jax.jit(call).lower(normal(5, 64), weight)
+
   def test_functions_of_scaled_arrays_say_what_to_give(self):
     w = quantized(normal(64, 96), "mxfp8", 0)
     with self.assertRaisesRegex(TypeError, r"linear: w_q .* pass its array"):

@@ -496,17 +496,17 @@ class Acceptor(calls.Walker):
         rows = groups.masked(rows, sizes)
       # `multiplied` has the derivative.
       call, rows = lax.stop_gradient((call, rows))
-      with error_context.in_function(WHO):
-        return _quantized(call, rows, format)
+      return _quantized(call, rows, format)
 
-    return ragged_dots.multiplied(
-      primitive,
-      args,
-      params,
-      functools.partial(_as_stored, view),
-      rows_of,
-      self._options.implementation,
-    )
+    with error_context.in_function(WHO):
+      return ragged_dots.multiplied(
+        primitive,
+        args,
+        params,
+        functools.partial(_as_stored, view),
+        rows_of,
+        self._options.implementation,
+      )
 
 
 def _stored_dims(

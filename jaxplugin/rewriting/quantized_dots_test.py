@@ -359,6 +359,10 @@ BAD_ARGUMENTS = {
   (TypeError, "fn must be a function, got 3"): ((3, MXFP8), {}),
   (TypeError, "recipe must be .*Recipe.*got 8"): ((plain, 8), {}),
   (ValueError, "recipe: .*'mxfp7'"): ((plain, "mxfp7"), {}),
+  (NotImplementedError, "recipe must have no zero points"): (
+    (plain, jp.UINT4_128),
+    {},
+  ),
   (TypeError, "where must be a function.*'x'"): (GOOD, {"where": "x"}),
   (TypeError, "key must be one key"): (GOOD, {"key": 1.5}),
   (TypeError, "params must be positions.*1.5"): (GOOD, {"params": (1.5,)}),
@@ -379,6 +383,34 @@ class ErrorsTest(parameterized.TestCase):
         self.assertRaisesRegex(error, f"quantize_dots: {text}"),
       ):
         jp.quantize_dots(*args, **keywords)
+
+  def test_errors_from_inside_name_the_function_that_was_called(self):
+    def gradient(recipe, order=1, **options):
+      loss = jp.quantize_dots(
+        lambda w, x: jnp.square(x @ w).sum(), recipe, **options
+      )
+      for _ in range(order):
+        loss = jax.grad(lambda w, x, f=loss: f(w, x).sum())
+      return jax.jit(loss).lower(W[0], X)
+
+    for error, text, call in (
+      (ValueError, "key must be given", lambda: gradient(NVFP4)),
+      (
+        NotImplementedError,
+        "a gradient .* has no derivative; .*recipe, quantize_dgrad=False",
+        lambda: gradient(MXFP8, order=2),
+      ),
+      (
+        NotImplementedError,
+        "implementation='cudnn' does not support",
+        lambda: gradient(MXFP8, implementation="cudnn"),
+      ),
+    ):
+      with (
+        self.subTest(text),
+        self.assertRaisesRegex(error, f"^quantize_dots: {text}"),
+      ):
+        call()
 
   def test_where_must_answer(self):
     f = jp.quantize_dots(two_layers(plain, plain), MXFP8, where=lambda s: None)

@@ -358,11 +358,14 @@ def _dot_general(
   implementation: str | None,
   reduce_dtype: np.dtype | None,
 ) -> Callable[..., jax.Array]:
-  return training.dot_general(
+  dot = training.dot_general(
     recipe=recipe,
     weight=weight,
     implementation=implementation,
     reduce_dtype=reduce_dtype,
+  )
+  return dataclasses.replace(
+    dot, scheme=dataclasses.replace(dot.scheme, who=WHO)
   )
 
 

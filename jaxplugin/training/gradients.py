@@ -268,8 +268,8 @@ class _Tangent(linear_calls.Linear):
       if key is None:
         raise ValueError(
           f"{scheme.who}: key must be given, because the recipe rounds"
-          " gradients stochastically, got key=None. Pass a different key to"
-          " each call, for example"
+          " gradients stochastically, got key=None. Pass a different key in"
+          " each step, for example"
           " key=jax.random.fold_in(jax.random.key(seed), step), or round to"
           " nearest with dataclasses.replace(recipe,"
           " stochastic_rounding=False)"

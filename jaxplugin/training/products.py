@@ -29,6 +29,7 @@ from jaxplugin import dot
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking
+from jaxplugin.core import error_context
 from jaxplugin.core import formats
 from jaxplugin.dot import sides
 from jaxplugin.jaxext import mesh_axes
@@ -45,7 +46,9 @@ _Formats = tuple[formats.BlockFormat | None, formats.BlockFormat | None]
 
 _NO_SECOND: Final = (
   ": a gradient computed from quantized arrays has no derivative; for a"
-  " second derivative pass quantize_dgrad=False and quantize_wgrad=False"
+  " second derivative pass quantize_dgrad=False and quantize_wgrad=False to"
+  " dot_general, or use dataclasses.replace(recipe, quantize_dgrad=False,"
+  " quantize_wgrad=False)"
 )
 
 
@@ -204,15 +207,16 @@ class Product:
       sizes: sizes of the groups of rows; None if there are no groups.
     """
     del sizes
-    return dot.block_scaled_dot(
-      lhs,
-      rhs,
-      dimension_numbers=self.numbers,
-      preferred_element_type=dtype,
-      reduce_dtype=scheme.reduce_dtype or dtype,
-      out_sharding=self.out_sharding,
-      implementation=scheme.implementation,
-    )
+    with error_context.in_function(scheme.who):
+      return dot.block_scaled_dot(
+        lhs,
+        rhs,
+        dimension_numbers=self.numbers,
+        preferred_element_type=dtype,
+        reduce_dtype=scheme.reduce_dtype or dtype,
+        out_sharding=self.out_sharding,
+        implementation=scheme.implementation,
+      )
 
   def gradient(
     self,

@@ -218,6 +218,7 @@ def resolve(who: str, name: str, recipe: Any) -> Recipe:
   Raises:
     TypeError: If `recipe` has another type.
     ValueError: If the name is unknown.
+    NotImplementedError: If the format has zero points or minima.
   """
   if isinstance(recipe, Recipe):
     return recipe
@@ -227,7 +228,7 @@ def resolve(who: str, name: str, recipe: Any) -> Recipe:
       f" name, got {error_context.shown(recipe)}; pass"
       " jaxplugin.training.MXFP8_RECIPE or another"
     )
-  format = formats.resolve(who, recipe, name)
+  format = resolve_format(who, recipe, name)
   rows = format.of_rows()
   return Recipe(activation_format=rows, weight_format=format, grad_format=rows)
 
