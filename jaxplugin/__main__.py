@@ -26,25 +26,27 @@ from jaxplugin.lab.commands import plan
 from jaxplugin.lab.commands import tune
 from jaxplugin.runtime import fingerprints
 
-# In the order of --help.
-COMMANDS: Final[tuple[arguments.Command, ...]] = (
-  inspection.INFO,
-  inspection.EXPLAIN,
-  inspection.REPRO,
-  checkpoints.CHECKPOINT,
-  rewrite.COMMAND,
-  compile.COMMAND,
-  kernels.COMMAND,
-  plan.COMMAND,
-  checkpoints.QUANTIZE,
-  bench.COMMAND,
-  tune.COMMAND,
-)
-_GROUPS: Final = {
-  "inspect": "see what is chosen, and why",
-  "compile": "compile for GPUs that need not be attached",
-  "models": "convert models",
-  "speed": "measure this device",
+# By the headings of --help.
+_GROUPS: Final[dict[str, dict[str, arguments.Command]]] = {
+  "see what is chosen, and why": {
+    "info": inspection.INFO,
+    "explain": inspection.EXPLAIN,
+    "repro": inspection.REPRO,
+    "checkpoint": checkpoints.CHECKPOINT,
+  },
+  "compile for GPUs that need not be attached": {
+    "rewrite": rewrite.COMMAND,
+    "compile": compile.COMMAND,
+    "kernels": kernels.COMMAND,
+    "plan": plan.COMMAND,
+  },
+  "convert models": {"quantize": checkpoints.QUANTIZE},
+  "measure this device": {"bench": bench.COMMAND, "tune": tune.COMMAND},
+}
+COMMANDS: Final = {
+  name: command
+  for commands in _GROUPS.values()
+  for name, command in commands.items()
 }
 _EXAMPLES: Final = """\
 examples:
@@ -62,16 +64,9 @@ _NOTICE_SECONDS: Final = 2
 def _parser() -> argparse.ArgumentParser:
   epilog = [
     "\n".join(
-      [
-        f"{heading}:",
-        *(
-          f"  {command.name:12}{command.help}"
-          for command in COMMANDS
-          if command.group == group
-        ),
-      ]
+      [f"{heading}:", *(f"  {n:12}{c.help}" for n, c in commands.items())]
     )
-    for group, heading in _GROUPS.items()
+    for heading, commands in _GROUPS.items()
   ]
   parser = argparse.ArgumentParser(
     prog=arguments.PROGRAM,
@@ -89,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
   parsers = parser.add_subparsers(
     dest="command", prog=arguments.PROGRAM, help=argparse.SUPPRESS
   )
-  for command in COMMANDS:
-    command.add_to(parsers)
+  for name, command in COMMANDS.items():
+    command.add_to(parsers, name)
   return parser
 
 
@@ -104,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   if args.command is None:
     parser.print_help()
     return 0
-  (command,) = (c for c in COMMANDS if c.name == args.command)
+  command = COMMANDS[args.command]
   if not command.uses_devices or not has_nvidia_gpu():
     # Without it JAX logs a traceback where its CUDA plugin, but not cuDNN, is
     # installed. Other commands decide for devices that need not be there.

@@ -224,7 +224,7 @@ class ReferenceTest(absltest.TestCase):
     self.assertIn(
       "```{cli-help}\n```", (DOCS / "reference" / "cli.md").read_text()
     )
-    names = [command.name for command in command_line.COMMANDS]
+    names = [*command_line.COMMANDS]
     page = (DOCS / "getting_started" / "which_function.md").read_text()
     for name in names:
       self.assertIn(f"`{name}`", page)

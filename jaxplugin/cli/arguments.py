@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import IO
 from typing import Any
 from typing import Final
-from typing import Literal
 
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
@@ -51,9 +50,7 @@ class Command:
   """One command.
 
   Attributes:
-    name: as it is typed.
-    group: the heading of the list of commands under which it stands.
-    help: a line of that list.
+    help: its line in the list of commands.
     description: the first paragraph of its `--help`.
     epilog: paragraphs after its arguments.
     examples: command lines without the program's name.
@@ -64,8 +61,6 @@ class Command:
     uses_devices: whether it looks at the GPUs of this machine.
   """
 
-  name: str
-  group: Literal["inspect", "compile", "models", "speed"]
   help: str
   description: str
   epilog: str = ""
@@ -75,7 +70,7 @@ class Command:
   run: Callable[[argparse.Namespace], int]
   uses_devices: bool = False
 
-  def add_to(self, commands: argparse._SubParsersAction) -> None:
+  def add_to(self, commands: argparse._SubParsersAction, name: str) -> None:
     """Adds the command's parser to those of the command line."""
     failure = f"1 if {self.failure}, " if self.failure else ""
     epilog = [
@@ -84,13 +79,11 @@ class Command:
       " is wrong, 130 after Ctrl-C.",
     ]
     if self.examples:
-      lines = [
-        f"  {PROGRAM} {self.name} {line}".rstrip() for line in self.examples
-      ]
+      lines = [f"  {PROGRAM} {name} {line}".rstrip() for line in self.examples]
       epilog.append("\n".join(["examples:", *lines]))
     self.add_arguments(
       commands.add_parser(
-        self.name,
+        name,
         description=self.description,
         epilog="\n\n".join(epilog),
         formatter_class=HelpFormatter,

@@ -74,17 +74,16 @@ class MainTest(command_lines.CommandLineTestCase):
   def test_help_lists_every_command_in_a_group(self):
     status, out, _ = self.run_command()
     self.assertEqual((status, out), (0, self.run_command("--help")[1]))
-    for command in main.COMMANDS:
-      self.assertIn(f"\n  {command.name:12}{command.help}\n", out)
+    for name, command in main.COMMANDS.items():
+      self.assertIn(f"\n  {name:12}{command.help}\n", out)
 
-  @parameterized.parameters(*(command.name for command in main.COMMANDS))
+  @parameterized.parameters(*main.COMMANDS)
   def test_help_has_an_example_and_exit_statuses(self, name):
     status, out, _ = self.run_command(name, "--help")
     self.assertEqual(status, 0)
     self.assertIn(f"examples:\n  jaxplugin {name}", out)
     self.assertIn("Exit status: 0 if it succeeds, ", out)
-    command = next(c for c in main.COMMANDS if c.name == name)
-    self.assertEqual(" 1 if " in out, bool(command.failure))
+    self.assertEqual(" 1 if " in out, bool(main.COMMANDS[name].failure))
 
   def test_interrupted_command_exits_with_130(self):
     with mock.patch.object(
@@ -233,8 +232,8 @@ class WidthTest(command_lines.CommandLineTestCase):
 
   def test_help(self):
     self.check("--help")
-    for command in main.COMMANDS:
-      self.check(command.name, "--help")
+    for name in main.COMMANDS:
+      self.check(name, "--help")
 
   def test_details_of_a_benchmark_have_120_columns(self):
     one = timing.stats([1.0])  # of one call, which a mark says

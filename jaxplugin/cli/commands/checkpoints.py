@@ -69,8 +69,6 @@ def _run_checkpoint(args: argparse.Namespace) -> int:
 
 
 CHECKPOINT: Final = arguments.Command(
-  name="checkpoint",
-  group="inspect",
   help="list the tensors of a checkpoint, and whether it loads",
   description="Prints the layout, format, shape and bytes of a checkpoint's"
   " tensors, and whether jp.checkpoints.load reads them.",
@@ -152,8 +150,6 @@ def _run_quantize(args: argparse.Namespace) -> int:
 
 
 QUANTIZE: Final = arguments.Command(
-  name="quantize",
-  group="models",
   help="quantize the weights of a checkpoint",
   description="Writes a checkpoint with quantized weights in the layout of"
   " another tool, and prints what was quantized.",

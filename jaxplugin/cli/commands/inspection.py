@@ -28,8 +28,6 @@ def _run_info(args: argparse.Namespace) -> int:
 
 
 INFO: Final = arguments.Command(
-  name="info",
-  group="inspect",
   help="print versions, devices and the formats of each backend",
   description="Prints the versions of packages, JAX's devices, tuning tables,"
   " and the formats that each backend supports on this device.",
@@ -92,8 +90,6 @@ def _run_explain(args: argparse.Namespace) -> int:
 
 
 EXPLAIN: Final = arguments.Command(
-  name="explain",
-  group="inspect",
   help="print the backend of each dot of a module, or of one dot",
   description="Prints the backend that each dot of a module gets, or one dot"
   " of given formats and sizes.",
@@ -134,8 +130,6 @@ def _run_repro(args: argparse.Namespace) -> int:
 
 
 REPRO: Final = arguments.Command(
-  name="repro",
-  group="inspect",
   help="find the first wrong call of a saved program",
   description="Computes each block-scaled call of a file by each implementation"
   " that this machine supports. Compares the results with f64, and prints the"

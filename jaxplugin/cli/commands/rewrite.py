@@ -116,8 +116,6 @@ def _summary(
 
 
 COMMAND: Final = arguments.Command(
-  name="rewrite",
-  group="compile",
   help="lower the block-scaled calls of a StableHLO module for a target",
   description="Lowers each __op$quantize, __op$dequantize,"
   " __op$block_scaled_dot, __cudnn$blockScaledDot and xla.scaled_dot of a"

@@ -287,8 +287,6 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 COMMAND: Final = arguments.Command(
-  name="bench",
-  group="speed",
   help="time backends next to their peers",
   description="Verifies, times and compares backends and their peers.",
   epilog=f"sets of shapes: {', '.join(workloads.SETS)}",

@@ -273,8 +273,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 COMMAND: Final = arguments.Command(
-  name="compile",
-  group="compile",
   help="compile a module or a function by XLA's GPU compiler",
   description="Compiles a module or a function by XLA's GPU compiler, for an"
   " NVIDIA GPU that need not be attached, and prints its custom calls, fusions,"

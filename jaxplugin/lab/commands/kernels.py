@@ -254,8 +254,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 COMMAND: Final = arguments.Command(
-  name="kernels",
-  group="compile",
   help="compile the Triton kernels of a dot",
   description="Compiles the Triton kernels of a dot for a GPU that need not be"
   " attached, and prints registers, spills, memory, matrix instructions and"

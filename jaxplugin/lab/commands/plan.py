@@ -320,8 +320,6 @@ def _argument(text: str, mesh: Mesh) -> jax.ShapeDtypeStruct:
 
 
 COMMAND: Final = arguments.Command(
-  name="plan",
-  group="compile",
   help="count what a sharded model sends between GPUs, and its memory",
   description="Compiles a layer of a model, or a function, for up to thousands"
   " of NVIDIA GPUs that need not be attached. Prints the bytes that one GPU"

@@ -452,8 +452,6 @@ def _finish(
 
 
 COMMAND: Final = arguments.Command(
-  name="tune",
-  group="speed",
   help="write tuning tables of the fastest kernels",
   description="Measures which backend and config computes each matmul and each"
   " quantization fastest on this device. Programs read the tables when they"
