@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 from typing import Final
 
@@ -135,16 +135,18 @@ def _run(args: argparse.Namespace) -> int:
   formats = [item.strip().lower() for item in args.formats.split(",")]
   for format in formats:
     plans.recipe_of(format)  # raises before anything is compiled
-  make = _of_function if functions.is_function(args.source) else _of_model
-  found = []
-  count = len(chosen) * len(formats) * (2 if args.microbatches else 1)
   if args.traffic:
-    make = _of_traffic
-    count = sum(map(len, (_passes(formats, trains) for trains in _TRAINS)))
-  with progress.shown("compiling", count) as line:
-    for one in make(args, chosen, formats, target, line.describe):
+    jobs = _of_traffic(args, formats, target)
+  elif functions.is_function(args.source):
+    jobs = _of_function(args, chosen, formats, target)
+  else:
+    jobs = _of_model(args, chosen, formats, target)
+  found = []
+  with progress.shown("compiling", len(jobs)) as line:
+    for text, compiled in jobs:
+      line.describe(f"compiling {text}")
+      found.append(compiled())
       line.advance()
-      found.append(one)
   if args.json:
     print(report.to_json(found))
   else:
@@ -152,27 +154,13 @@ def _run(args: argparse.Namespace) -> int:
   return 0
 
 
-_TRAINS: Final = (False, True)
-
-
-def _passes(formats: list[str], trains: bool) -> list[tuple[str, bool]]:
-  """Returns (format, whether norms and activations are fused) of programs."""
-  return [
-    (format, fuses)
-    for format in formats
-    if trains or not format.endswith(plans.RECIPE)
-    for fuses in ((False,) if format == plans.PLAIN else (False, True))
-  ]
+# The text of a step, and the function that compiles it.
+_Job = tuple[str, Callable[[], plans.ModelPlan]]
 
 
 def _of_traffic(
-  args: argparse.Namespace,
-  chosen: list[layouts.MeshLayout],
-  formats: list[str],
-  target: targets.Target,
-  describe: Callable[[str], None],
-) -> Iterator[plans.ModelPlan]:
-  del chosen
+  args: argparse.Namespace, formats: list[str], target: targets.Target
+) -> list[_Job]:
   names = "microbatches", "separate", "arg", "gradients"
   given = [f"--{name}" for name in names if getattr(args, name)]
   if given:
@@ -187,14 +175,22 @@ def _of_traffic(
     remat=args.remat,
   )
   blocks.check(block, layouts.MeshLayout(axes=()))
-  for trains in _TRAINS:
+  jobs: list[_Job] = []
+  for trains in (False, True):
     name = f"{args.source}'s layer, {block.batch} x {block.sequence}, forward"
     name += " and backward" if trains else ""
-    for format, fuses in _passes(formats, trains):
-      describe(f"compiling {format}")
-      yield plans.of_traffic(
-        name, block, format, target, fuses=fuses, trains=trains
-      )
+    for format in formats:
+      if format.endswith(plans.RECIPE) and not trains:
+        continue
+      for fuses in (False,) if format == plans.PLAIN else (False, True):
+        job = functools.partial(
+          plans.of_traffic,
+          *(name, block, format, target),
+          fuses=fuses,
+          trains=trains,
+        )
+        jobs.append((format, job))
+  return jobs
 
 
 def _model(name: str) -> blocks.TransformerBlock:
@@ -211,12 +207,11 @@ def _of_model(
   chosen: list[layouts.MeshLayout],
   formats: list[str],
   target: targets.Target,
-  describe: Callable[[str], None],
-) -> Iterator[plans.ModelPlan]:
+) -> list[_Job]:
   model = _model(args.source)
   if args.arg or args.gradients:
     raise ValueError("plan: --arg and --gradients need a function, got a model")
-  cases = []
+  jobs: list[_Job] = []
   for layout in chosen:
     block = dataclasses.replace(
       model,
@@ -225,10 +220,7 @@ def _of_model(
       sequence=args.sequence or _DEFAULT_SEQUENCE,
       remat=args.remat,
     )
-    # Raises before anything is compiled.
     blocks.check(block, layout, args.microbatches)
-    cases.append((block, layout))
-  for block, layout in cases:
     remat = " with remat" if block.remat else ""
     name = f"{args.source}'s layer, {block.batch} x {block.sequence}{remat}"
     name += ", inputs quantized for each product" if args.separate else ""
@@ -238,17 +230,15 @@ def _of_model(
       steps = {f"{name}, sums in each": False, f"{name}, sums once": True}
     for name, is_summed_once in steps.items():
       for format in formats:
-        describe(f"compiling {layout}, {format}")
-        yield plans.of_block(
-          name,
-          block,
-          layout,
-          format,
-          target,
+        job = functools.partial(
+          plans.of_block,
+          *(name, block, layout, format, target),
           shares=not args.separate,
           microbatches=args.microbatches,
           is_summed_once=is_summed_once,
         )
+        jobs.append((f"{layout}, {format}", job))
+  return jobs
 
 
 def _of_function(
@@ -256,8 +246,7 @@ def _of_function(
   chosen: list[layouts.MeshLayout],
   formats: list[str],
   target: targets.Target,
-  describe: Callable[[str], None],
-) -> Iterator[plans.ModelPlan]:
+) -> list[_Job]:
   names = "batch", "sequence", "microbatches", "remat", "separate"
   if any(getattr(args, name) for name in names):
     raise ValueError(
@@ -267,14 +256,21 @@ def _of_function(
   fn = functions.function(args.source)
   if args.gradients:
     fn = _with_gradients(fn)
+  jobs: list[_Job] = []
   for layout in chosen:
     mesh = plans.make_mesh(layout, target)
     specs = [_argument(text, mesh) for text in args.arg]
-    for format in formats:
-      describe(f"compiling {layout}, {format}")
-      yield plans.of_function(
-        args.source, fn, specs, layout, format, target, mesh
+    jobs += (
+      (
+        f"{layout}, {format}",
+        functools.partial(
+          plans.of_function,
+          *(args.source, fn, specs, layout, format, target, mesh),
+        ),
       )
+      for format in formats
+    )
+  return jobs
 
 
 def _with_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
