@@ -11,8 +11,9 @@ directory of a library that was built by hand:
   cmake -S kernels/cpu -B build/cpu && cmake --build build/cpu -j2
 
 If the package's build failed, `FAILURE_NAME` is installed instead and contains
-the reason. If the library was built from other sources than the checkout's, it
-is loaded with a `StaleLibraryWarning`, once per process.
+the reason. A library that was built from other sources than the checkout's is
+refused, with a `StaleLibraryWarning` once per process: its handlers may take
+other attributes.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def load(
 
   Raises:
     LibraryError: If there is no library, or it cannot be loaded, lacks
-      functions or has another ABI.
+      functions, has another ABI or was built from other sources.
   """
   if path is None:
     path = find()
@@ -167,6 +168,7 @@ def load(
   reason = stale_reason(built_from(library), path)
   if reason:
     _warn_once(reason)
+    raise LibraryError(reason)
   return library
 
 
@@ -181,7 +183,7 @@ def stale_reason(
   path: pathlib.Path | str,
   directory: pathlib.Path = _HERE,
 ) -> str:
-  """Returns why a library is older than the sources in `directory`, or "".
+  """Returns why a library does not fit the sources in `directory`, or "".
 
   Args:
     digest: `built_from` of the library.
@@ -197,9 +199,10 @@ def stale_reason(
   if current is None or digest in ("", current):
     return ""
   return (
-    f"{path} is older than the sources in {directory}. Build it again: pip"
-    " install --no-build-isolation --no-deps --editable . for an editable"
-    " install, pip install . for another, cmake --build for a build by hand"
+    f"{path} was built from other sources than those in {directory}. Build it"
+    " again: pip install --no-build-isolation --no-deps --editable . for an"
+    " editable install, pip install . for another, cmake --build for a build by"
+    " hand"
   )
 
 
