@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from jaxplugin.arrays import quantized_weight
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
 from jaxplugin.core import formats
+from jaxplugin.jaxext import mesh_axes
 
 _SHARD = "shard"
 _SHARDINGS = "shardings"
@@ -160,10 +160,10 @@ def _packing_axis(leaf: Any, target: Any) -> int | None:
     return None
   if PartitionSpec.UNCONSTRAINED in tuple(spec):
     return None
+  taker = mesh_axes.Taker(mesh.shape)
+  entries = mesh_axes.normalize_spec(spec, leaf.ndim)
   for axis in reversed(range(leaf.ndim)):
-    entry = spec[axis] if axis < len(spec) else None
-    names = (entry,) if isinstance(entry, str) else tuple(entry or ())
-    if leaf.shape[axis] % (2 * math.prod(mesh.shape[n] for n in names)) == 0:
+    if leaf.shape[axis] % (2 * taker.count(entries[axis])) == 0:
       return axis
   return None
 
@@ -213,12 +213,8 @@ def _shardings(who: str, tree: Any, sharding: Any) -> Any:
 def _require_axes(who: str, spec: PartitionSpec) -> None:
   """Raises ValueError unless the mesh of the context has a spec's axes."""
   mesh = jax.sharding.get_abstract_mesh()
-  names = {
-    name
-    for entry in spec
-    if entry is not PartitionSpec.UNCONSTRAINED
-    for name in ((entry,) if isinstance(entry, str) else entry or ())
-  }
+  entries = mesh_axes.normalize_spec(spec, len(spec))
+  names = {name for axes in entries for name in axes}
   if unknown := sorted(names.difference(mesh.axis_names)):
     remedy = "name these"
     if mesh.empty:
@@ -256,9 +252,7 @@ def _of_array(who: str, array: Any, sharding: Any) -> Any:
         f" PartitionSpec or replicated, got {error_context.shown(sharding)}"
       )
     return jax.tree.map(lambda _: sharding, array)
-  spec = sharding if isinstance(sharding, PartitionSpec) else sharding.spec
-  _require_rank(who, array, sharding)
-  entries = [*spec, *[None] * (array.ndim - len(spec))]
+  entries = _entries(who, array, sharding)
   mesh = _mesh_of(sharding)
   if mesh is not None:
     _require_even(who, array, entries, mesh.shape)
@@ -270,11 +264,7 @@ def _of_array(who: str, array: Any, sharding: Any) -> Any:
       None if size == 1 else entry
       for size, entry in zip(sizes, entries, strict=True)
     ]
-    of_global = PartitionSpec(*of_sizes[: global_scale.ndim])
-    if not isinstance(sharding, PartitionSpec):
-      of_global = NamedSharding(
-        sharding.mesh, of_global, memory_kind=sharding.memory_kind
-      )
+    of_global = _with_spec(sharding, *of_sizes[: global_scale.ndim])
   return array.tree_unflatten(
     aux, (sharding, sharding, of_global, *(sharding for _ in rest))
   )
@@ -286,14 +276,7 @@ def _stored(
   """Converts a sharding of a weight's dimensions to the stored dimensions."""
   if not isinstance(sharding, (NamedSharding, PartitionSpec)):
     return sharding
-  spec = sharding if isinstance(sharding, PartitionSpec) else sharding.spec
-  entries = list(spec)
-  if len(entries) > weight.ndim:
-    raise TypeError(
-      f"{who}: sharding must have at most {weight.ndim} dimensions for a weight"
-      f" of shape {weight.shape}, got {spec}"
-    )
-  entries += [None] * (weight.ndim - len(entries))
+  entries = _entries(who, weight, sharding)
   stored = []
   for dims in weight.stored_dims():
     dims = tuple(d for d in dims if weight.shape[d] != 1)
@@ -301,13 +284,29 @@ def _stored(
       raise TypeError(
         f"{who}: only dimension {dims[0]} of the dimensions {dims}, which a"
         f" weight of shape {weight.shape} stores as one, may be split, got"
-        f" {spec}"
+        f" {getattr(sharding, 'spec', sharding)}"
       )
     stored.append(entries[dims[0]] if dims else None)
-  new = PartitionSpec(*stored)
+  return _with_spec(sharding, *stored)
+
+
+def _entries(
+  who: str, x: Any, sharding: NamedSharding | PartitionSpec
+) -> list[Any]:
+  """Returns an entry of the spec for each dimension of `x`."""
+  _require_rank(who, x, sharding)
+  spec = sharding if isinstance(sharding, PartitionSpec) else sharding.spec
+  return [*spec, *[None] * (x.ndim - len(spec))]
+
+
+def _with_spec(
+  sharding: NamedSharding | PartitionSpec, *entries: Any
+) -> NamedSharding | PartitionSpec:
+  """Returns a sharding of the same kind with other entries."""
+  spec = PartitionSpec(*entries)
   if isinstance(sharding, PartitionSpec):
-    return new
-  return NamedSharding(sharding.mesh, new, memory_kind=sharding.memory_kind)
+    return spec
+  return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
 
 
 def _mesh_of(sharding: Any) -> Any:
@@ -329,11 +328,9 @@ def _require_even(
   """Raises TypeError unless all devices get the same number of whole blocks."""
   shape, axis = array.shape, array.axis
   is_swizzled = array.scale_layout == layouts.SWIZZLED
-  for dim, entry in enumerate(entries):
-    if entry is PartitionSpec.UNCONSTRAINED:
-      continue
-    names = (entry,) if isinstance(entry, str) else tuple(entry or ())
-    parts = math.prod(axis_sizes[name] for name in names)
+  taker = mesh_axes.Taker(axis_sizes)
+  for dim, names in enumerate(mesh_axes.normalize_spec(entries, array.ndim)):
+    parts = taker.count(names)
     if parts == 1:
       continue
     is_blocked = dim == axis or (array.format.is_square and dim == axis - 1)

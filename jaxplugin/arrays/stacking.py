@@ -189,11 +189,6 @@ def legacy_global_scales(tree: Any) -> Any:
 
 def _checked(who: str, arrays: Any) -> list[scaled_array.ScaledArray]:
   """Returns the arrays in one layout; raises if their formats differ."""
-  if isinstance(arrays, scaled_array.ScaledArray):
-    raise TypeError(
-      f"{who}: arrays must be a sequence of ScaledArrays, got one"
-      f" {error_context.shown(arrays)}"
-    )
   if not isinstance(arrays, Iterable) or hasattr(arrays, "shape"):
     raise TypeError(
       f"{who}: arrays must be a sequence of ScaledArrays, got"
@@ -208,7 +203,6 @@ def _checked(who: str, arrays: Any) -> list[scaled_array.ScaledArray]:
         f"{who}: arrays must be ScaledArrays, got {type(array).__name__};"
         " quantize it first"
       )
-  for array in arrays:
     scaled_array.require_global_scale(who, array)
   first = arrays[0]
   for name, read in (
