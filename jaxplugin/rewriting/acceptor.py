@@ -45,12 +45,12 @@ from jaxplugin.rewriting import facts
 from jaxplugin.rewriting import patterns
 from jaxplugin.rewriting import ragged_dots
 from jaxplugin.rewriting import sites
+from jaxplugin.training import ragged as training_ragged
 
 WHO: Final = "accept_quantized"
 
 _DOTS: Final = ("dot_general", ragged_dots.NAME)
 _MIXED: Final = "another factor is multiplied into it first"
-_OTHER_LAYOUT: Final = "the matmul reads it in another layout"
 _CUT: Final = (
   "shard_map splits it over devices; call accept_quantized inside shard_map,"
   " on quantized shards"
@@ -374,7 +374,7 @@ class Acceptor(calls.Walker):
     )
     wanted = [*stored_batch, *own, view.stored[-1]]
     x = facts.laid_out(x, x_dims, wanted)
-    note = "" if x_dims == wanted else _OTHER_LAYOUT
+    note = "" if x_dims == wanted else training_ragged.OTHER_LAYOUT
     call = self._call(primitive, args, params, 1 - index, note)
     product = self._product(x, call, view.weight, dims[0], result.dtype)
     free = [
@@ -485,7 +485,7 @@ class Acceptor(calls.Walker):
     ) -> scaled_array.ScaledArray | None:
       if format is None:
         return None
-      note = "" if order == (0, 1) else _OTHER_LAYOUT
+      note = "" if order == (0, 1) else training_ragged.OTHER_LAYOUT
       if format.has_global_scale:
         note = f"rows without a group must not change the scale of {format}"
       call = self._call(primitive, args, params, 0, note)

@@ -14,6 +14,7 @@ from typing import Final
 
 from jax.extend import core as extend_core
 
+from jaxplugin.core import error_context
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
@@ -112,7 +113,8 @@ class Dots(calls.Walker):
     result = binding_private.abstract_result(primitive, args, params)
     site = self._site(primitive, args, params, result, origins)
     origin = sites_lib.input_of(origins)
-    recipe, reason = None, sites_lib.impossible(site, result, params)
+    recipe, implementation = None, self.transform.implementation
+    reason = sites_lib.impossible(site, args, params, result, implementation)
     if not reason:
       recipe, reason = self.transform.decide(site, origin)
     is_random = recipe is not None and recipe.stochastic_rounding
@@ -120,24 +122,22 @@ class Dots(calls.Walker):
       recipe, reason = None, _NO_KEY
     decided = dataclasses.replace(site, recipe=recipe, reason=reason)
     self.known.note(args, reason)
+    given, chain = self._fused(args, decided, params)
+    self.sites.append(sites_lib.DecidedSite(decided, origin, chain))
     if recipe is None:
-      _, chain = self._fused(args, site, None, reason)
-      self.sites.append(sites_lib.DecidedSite(decided, origin, chain))
       return None
     self.note_change()
-    dot = self.transform.product(recipe, site.weight)
-    given, chain = self._fused(args, site, dot.scheme)
-    self.sites.append(sites_lib.DecidedSite(decided, origin, chain))
     keywords = {}
+    if site.operation == sites_lib.DOT:
+      keywords["precision"] = params["precision"]
     if is_random and self.key is not None:
       base = self.key(self.number + 1)
       keywords["key"] = settings.fold_in(base, self.number)
     self.use(1)
-    with sites_lib.scope_of(site):
-      return dot(
+    with sites_lib.scope_of(site), error_context.in_function(_WHO):
+      return self.transform.product(decided)(
         *given,
-        params["dimension_numbers"],
-        precision=params["precision"],
+        params[sites_lib.NUMBERS[site.operation]],
         preferred_element_type=result.dtype,
         out_sharding=params["out_sharding"],
         **keywords,
@@ -147,17 +147,15 @@ class Dots(calls.Walker):
     self,
     args: Sequence[Any],
     site: sites_lib.Site,
-    scheme: Any,
-    reason: str = "",
+    params: dict[str, Any],
   ) -> tuple[list[Any], sites_lib.Chain | None]:
     """Returns operands of a matmul, with a prologue if it can be fused.
 
     Args:
-      args, site: JAX's operands, and the matmul.
-      scheme: the recipe, and which operand is the weight.
-      reason: why the matmul is not quantized; "" if it is.
+      args, params: operands and parameters of JAX's operation.
+      site: the matmul, after the decision.
     """
-    given, arrays = self.known.given(args), (args[0], args[1])
+    given, reason = self.known.given(args), site.reason
     index = 1 if site.weight == "lhs" else 0
     is_fusing = self.transform.fuse_activations and not reason
     is_wanted = is_fusing or sites_lib.is_recording()
@@ -173,8 +171,8 @@ class Dots(calls.Walker):
       note = f"the matmul is not quantized: {reason}"
     is_fused = not note and self.transform.fuse_activations
     if found.call is not None and not reason:
-      refusal, in_training = quantized_operand.prologue_refusals(
-        scheme, arrays, site.dimension_numbers
+      refusal, in_training = sites_lib.prologue_refusals(
+        site, (args[0], args[1]), params
       )
       is_fused &= not refusal
       if refusal:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ragged dots of experts quantize norms and gated activations."""
 
+import dataclasses
 import functools
 
 import jax
@@ -307,17 +308,67 @@ class AcceptedExpertsTest(parameterized.TestCase):
 
 
 class QuantizedExpertsTest(absltest.TestCase):
-  def test_ragged_dots_of_quantize_dots_have_a_line(self):
+  def test_result_has_the_bits_of_producers(self):
+    params, x = params_of(), normal(ROWS, MODEL)
     function = jp.quantize_dots(mixtral, "mxfp8", fuse_activations=True)
-    found = outcomes(function, params_of(), normal(ROWS, MODEL), sizes())
-    self.assertEqual(
-      [name for name, _ in found],
-      ["rms_norm with weight"] * 2 + ["silu_and_mul with up"],
+
+    @jax.jit
+    def both(params, x, sizes):
+      return by_producers(params, x, sizes), function(params, x, sizes)
+
+    want, got = both(params, x, sizes())
+    self.assertGreater(np.abs(np.asarray(want)).max(), 0.1)
+    np.testing.assert_array_equal(want, got)
+
+  def test_lines_say_which_rows_are_fused(self):
+    names = ["rms_norm with weight"] * 2 + ["silu_and_mul with up"]
+
+    def check(outcome, recipe, transform=lambda f: f, model=mixtral, **options):
+      function = jp.quantize_dots(model, recipe, **options)
+      loss = lambda *args: function(*args).sum()
+      args = params_of(), normal(ROWS, MODEL), sizes()
+      found = outcomes(transform(loss), *args)
+      self.assertEqual(found, [(name, outcome) for name in names])
+
+    fused = {"fuse_activations": True}
+    wgrad = "wgrad moves the rows of each group to whole blocks"
+    check(f"fused; not in training, because {wgrad}", "mxfp8", **fused)
+    check(f"separate: {wgrad}", "mxfp8", jax.grad, **fused)
+    high = dataclasses.replace(jp.training.MXFP8_RECIPE, quantize_wgrad=False)
+    also = "XLA also computes it for block_scaled_ragged_contraction"
+    check(f"fused; {also}", high, jax.grad, **fused)
+    check("separate: pass fuse_activations=True to quantize_dots", "mxfp8")
+    check(
+      "separate: rows without a group must not change the scale of nvfp4",
+      *("nvfp4", jax.grad),
+      **fused,
     )
-    for _, outcome in found:
-      self.assertStartsWith(
-        outcome, "separate: the matmul is not quantized: it is a ragged dot;"
-      )
+    check(
+      "separate: the matmul is not quantized: where returned False",
+      *("mxfp8", jax.grad),
+      where=lambda site: False,
+    )
+
+  def test_rows_in_another_layout_are_separate(self):
+    numbers = lax.RaggedDotDimensionNumbers(
+      (((0,), (1,)), ((), ())), (1,), (0,)
+    )
+
+    def model(params, x, sizes):
+      h = jax.nn.silu(x.T) * x[::-1].T
+      return lax.ragged_dot_general(h, params["gate"], sizes, numbers)
+
+    function = jp.quantize_dots(model, "mxfp8", fuse_activations=True)
+    args = params_of(), normal(ROWS, MODEL), sizes()
+    self.assertEqual(
+      outcomes(function, *args),
+      [
+        (
+          "silu_and_mul with up",
+          "separate: the matmul reads it in another layout",
+        )
+      ],
+    )
 
 
 if __name__ == "__main__":

@@ -50,8 +50,9 @@ def quantize_dots(
 ) -> Callable[_Parameters, _Result]:
   """Returns `fn` with the matmuls of its parameters in a recipe's formats.
 
-  Each becomes `jp.dot_general(recipe=recipe, weight=...)`, forward and
-  backward, also inside `jit`, `scan` and others. `fn` may be a training step.
+  Each becomes `jp.dot_general(recipe=recipe, weight=...)` or
+  `jp.training.ragged_dot_general`, forward and backward, also inside `jit`,
+  `scan` and others. `fn` may be a training step.
 
   By default, a matmul is quantized if all of these hold:
 

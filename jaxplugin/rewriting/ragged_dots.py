@@ -168,14 +168,40 @@ class _Dimensions:
   column: int
 
 
-def _dimensions(lhs: Any, rhs: Any, numbers: Any) -> _Dimensions | None:
-  """Returns None unless each group of rows has its own matrix."""
-  (lhs_contracting, rhs_contracting), batch = numbers.dot_dimension_numbers
+def refusal(
+  args: Sequence[Any], params: Mapping[str, Any], implementation: str | None
+) -> str:
+  """Returns why no ragged dot of this package replaces one of JAX's, or "".
+
+  Args:
+    args, params, implementation: see `replaced`.
+  """
+  lhs, rhs, _, *offset = args
+  if reason := _refusal_of_dimensions(lhs, rhs, params):
+    return reason
+  if implementation not in (None, *backends.OPERATION.backends()):
+    return f"a ragged dot has no implementation {implementation!r}"
+  return "it has a group_offset" if any(x is not None for x in offset) else ""
+
+
+def _refusal_of_dimensions(
+  lhs: Any, rhs: Any, params: Mapping[str, Any]
+) -> str:
+  numbers = params["ragged_dot_dimension_numbers"]
+  if any(numbers.dot_dimension_numbers[1]):
+    return "it has batch dimensions"
+  if not numbers.rhs_group_dimensions:
+    return "it contracts the ragged dimension"
+  if (lhs.ndim, rhs.ndim) != (2, 3):
+    return f"its operands have ranks {lhs.ndim} and {rhs.ndim}, not 2 and 3"
+  return ""
+
+
+def _dimensions(params: Mapping[str, Any]) -> _Dimensions:
+  """Returns the dimensions of a ragged dot without a refusal."""
+  numbers = params["ragged_dot_dimension_numbers"]
+  lhs_contracting, rhs_contracting = numbers.dot_dimension_numbers[0]
   ragged, group = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
-  if not group or any(batch) or (lhs.ndim, rhs.ndim) != (2, 3):
-    return None
-  if len(lhs_contracting) != 1 or len(ragged) != 1:
-    return None
   (column,) = {0, 1, 2} - {*group, *rhs_contracting}
   return _Dimensions(
     rows=ragged[0],
@@ -213,11 +239,11 @@ def replaced(
   if of_rhs is None or not is_quantized(of_rhs):
     return None
   lhs, rhs = args[:2]
-  dims = _dimensions(lhs, rhs, params["ragged_dot_dimension_numbers"])
-  if dims is None:
+  if reason := _refusal_of_dimensions(lhs, rhs, params):
     if rhs.ndim < 2 or _block_scaled(of_rhs, range(rhs.ndim), "rhs") is None:
       return None
-    raise facts.NotSupported("it has batch dimensions, or contracts several")
+    raise facts.NotSupported(reason)
+  dims = _dimensions(params)
   order = (dims.group, dims.column, dims.weight_contracting)
   weights = _block_scaled(of_rhs, order, "rhs")
   if weights is None:
@@ -248,10 +274,9 @@ def multiplied(
   Raises:
     facts.NotSupported: If `jp.ragged_dot` does not support the operation.
   """
-  lhs, rhs = args[:2]
-  dims = _dimensions(lhs, rhs, params["ragged_dot_dimension_numbers"])
-  if dims is None:
-    raise facts.NotSupported("it has batch dimensions, or contracts several")
+  if reason := _refusal_of_dimensions(*args[:2], params):
+    raise facts.NotSupported(reason)
+  dims = _dimensions(params)
   weights = weights_of((dims.group, dims.column, dims.weight_contracting))
   rows = rows_of((dims.rows, dims.contracting))
   return _product(primitive, args, params, dims, rows, weights, implementation)
@@ -267,13 +292,9 @@ def _product(
   implementation: str | None,
 ) -> jax.Array:
   """Multiplies lhs by the weights. `rows` is the quantized lhs, or None."""
-  lhs, rhs, group_sizes, *offset = args
-  if implementation not in (None, *backends.OPERATION.backends()):
-    raise facts.NotSupported(
-      f"a ragged dot has no implementation {implementation!r}"
-    )
-  if any(x is not None for x in offset):
-    raise facts.NotSupported("it has a group_offset")
+  lhs, rhs, group_sizes, *_ = args
+  if reason := refusal(args, params, implementation):
+    raise facts.NotSupported(reason)
   if params["out_sharding"] is not None and weights.axis != 2:
     raise facts.NotSupported(
       "it has an out_sharding, and the weights are not blocked along the"

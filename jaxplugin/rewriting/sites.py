@@ -25,26 +25,27 @@ from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 from jaxplugin.jaxext import jax_private
 from jaxplugin.rewriting import calls
+from jaxplugin.rewriting import ragged_dots
 from jaxplugin.rewriting import sources
 from jaxplugin.training import api as training
+from jaxplugin.training import products
+from jaxplugin.training import quantized_operand
+from jaxplugin.training import ragged
 from jaxplugin.training import recipes
+from jaxplugin.training import settings
 
 WHO: Final = "quantize_dots"
 
 DOT: Final = "dot_general"
-_RAGGED: Final = "ragged_dot_general"
+RAGGED: Final = ragged_dots.NAME
 _CONVOLUTION: Final = "conv_general_dilated"
-# Matmuls that no recipe supports, and the reason.
-_NEVER_TAKEN: Final = {
-  _RAGGED: (
-    "it is a ragged dot; call jaxplugin.training.ragged_dot_general(recipe=...)"
-    " in its place"
-  ),
-  _CONVOLUTION: "it is a convolution, which no recipe supports",
-}
 _NEITHER: Final = "neither operand is a parameter"
-PRODUCTS: Final = frozenset({DOT, *_NEVER_TAKEN})
-
+PRODUCTS: Final = frozenset({DOT, RAGGED, _CONVOLUTION})
+# The parameter of each matmul that recipes support.
+NUMBERS: Final = {
+  DOT: "dimension_numbers",
+  RAGGED: "ragged_dot_dimension_numbers",
+}
 
 # Begins the note of a `Chain` that is fused unless it is differentiated.
 NOT_IN_TRAINING: Final = "not in training, because "
@@ -78,8 +79,8 @@ class Site:
   """One matmul in a function, as `where` of `quantize_dots` receives it.
 
   Attributes:
-    operation: JAX's name of the operation. Only "dot_general" can be quantized;
-      "ragged_dot_general" and "conv_general_dilated" always stay.
+    operation: JAX's name of the operation: "dot_general", "ragged_dot_general"
+      or "conv_general_dilated", which always stays.
     name: names of the scopes around it, such as "Block_0/Dense_1". linen opens
       a scope for each module, and `jax.named_scope` opens others. Outside of
       all scopes, as in nnx, the same as `parameter`.
@@ -89,7 +90,7 @@ class Site:
     lhs_shape, rhs_shape: sizes; without the mapped dimension of a `vmap`.
     lhs_dtype, rhs_dtype, result_dtype: element types.
     dimension_numbers: those of `lax.dot_general`; of a convolution without its
-      window.
+      window. The groups of a ragged dot are a batch dimension of rhs.
     lhs_is_parameter, rhs_is_parameter: whether the operand is a parameter,
       possibly reshaped, transposed, converted, sliced or gathered.
     reason: why the default leaves it unquantized; "" if it does not.
@@ -218,11 +219,15 @@ def _dimension_numbers(
   if operation == _CONVOLUTION:
     numbers = params["dimension_numbers"]
     return ((numbers.lhs_spec[1],), (numbers.rhs_spec[1],)), ((), ())
-  if operation == _RAGGED:
-    numbers = params["ragged_dot_dimension_numbers"].dot_dimension_numbers
-  else:
-    numbers = params["dimension_numbers"]
-  return rules.canonical_dimension_numbers(numbers, lhs.ndim, rhs.ndim)
+  numbers = params[NUMBERS[operation]]
+  groups: sides.Dims = ()
+  if operation == RAGGED:
+    groups = tuple(map(int, numbers.rhs_group_dimensions))
+    numbers = numbers.dot_dimension_numbers
+  contracting, (lhs_batch, rhs_batch) = rules.canonical_dimension_numbers(
+    numbers, lhs.ndim, rhs.ndim
+  )
+  return contracting, (lhs_batch, (*rhs_batch, *groups))
 
 
 def scope_names() -> list[str]:
@@ -246,10 +251,27 @@ def scope_of(site: Site) -> contextlib.AbstractContextManager[None]:
   return contextlib.nullcontext()
 
 
-def impossible(site: Site, result: Any, params: dict[str, Any]) -> str:
-  """Returns why no recipe supports a site; "" if recipes do."""
-  if site.operation != DOT:
-    return _NEVER_TAKEN[site.operation]
+def impossible(
+  site: Site,
+  args: Sequence[Any],
+  params: dict[str, Any],
+  result: Any,
+  implementation: str | None,
+) -> str:
+  """Returns why no recipe supports a site; "" if recipes do.
+
+  Args:
+    site: the site.
+    args, params, result: the operation, and the type of its result.
+    implementation: see `quantize_dots`.
+  """
+  if site.operation == _CONVOLUTION:
+    return "it is a convolution, which no recipe supports"
+  if site.operation == RAGGED:
+    if reason := ragged_dots.refusal(args, params, implementation):
+      return reason
+    if site.weight == "lhs":
+      return "lhs is the parameter of a ragged dot, whose weights are rhs"
   for name, dtype in (("lhs", site.lhs_dtype), ("rhs", site.rhs_dtype)):
     if dtype not in sides.PLAIN_DTYPES:
       return f"{name} is {dtype.name}, not float32, bfloat16 or float16"
@@ -346,9 +368,16 @@ class Transform:
       )
     return recipes.resolve(WHO, "the result of where", answer), ""
 
-  def product(self, recipe: recipes.Recipe, weight: Any) -> Any:
-    """Returns a `dot_general` with a recipe."""
-    return _dot_general(recipe, weight, self.implementation, self.reduce_dtype)
+  def product(self, site: Site) -> Callable[..., jax.Array]:
+    """Returns the function of a site's operation with the site's recipe."""
+    options = {
+      "recipe": site.recipe,
+      "implementation": self.implementation,
+      "reduce_dtype": self.reduce_dtype,
+    }
+    if site.operation == RAGGED:
+      return functools.partial(ragged.ragged_dot_general, **options)
+    return _dot_general(weight=site.weight, **options)
 
 
 @functools.cache
@@ -367,6 +396,28 @@ def _dot_general(
   return dataclasses.replace(
     dot, scheme=dataclasses.replace(dot.scheme, who=WHO)
   )
+
+
+def prologue_refusals(
+  site: Site, arrays: tuple[Any, Any], params: dict[str, Any]
+) -> tuple[str, str]:
+  """Returns those of `quantized_operand` for the recipe of a site.
+
+  Args:
+    site: a site with a weight and a recipe.
+    arrays, params: operands and parameters of its operation.
+  """
+  if site.operation == RAGGED:
+    return ragged.prologue_refusals(
+      site.recipe, *arrays, params[NUMBERS[RAGGED]]
+    )
+  setting = settings.Setting(
+    scheme=products.Scheme(recipe=site.recipe, weight=site.weight),
+    numbers=site.dimension_numbers,
+    precision=None,
+    dtype=arrays[0].dtype,
+  )
+  return quantized_operand.prologue_refusals(setting, arrays)
 
 
 class DecidedSite(NamedTuple):
@@ -400,9 +451,7 @@ class Seen:
     left = [site for site, *_ in self.sites if site.recipe is None]
     if self.is_decided or len(left) < len(self.sites):
       left = self._left_with_weights()
-      is_ragged = all(site.operation == _RAGGED for site in left)
-      noun = "ragged dot" if is_ragged else "matmul"
-      return _left_text(f"left {_count(left, noun)}", left)
+      return _left_text(f"left {_count(left, 'matmul')}", left)
     if not left:
       return (
         "found no matmul in fn, so nothing is quantized. It sees the matmuls"
@@ -417,11 +466,8 @@ class Seen:
     inputs = {origin for site, origin, _ in self.sites if site.weight}
     found = []
     for site, origin, _ in self.sites:
-      if site.recipe is not None:
-        continue
-      if site.operation == _RAGGED and site.weight:
-        found.append(site)
-      elif self.is_default and origin is not None and not site.weight:
+      is_left = site.recipe is None and not site.weight
+      if self.is_default and is_left and origin is not None:
         # An array that also multiplies a parameter is an input of the model. A
         # cache of keys or values has a batch dimension.
         has_batch = any(site.dimension_numbers[1])

@@ -198,6 +198,11 @@ class Product:
     del side, sizes
     return x
 
+  def prologue_refusal(self, side: Side) -> str:
+    """Returns why `prepared` needs the array of a prologue, or ""."""
+    del side
+    return ""
+
   def multiply(
     self, lhs: Any, rhs: Any, dtype: Any, scheme: Scheme, sizes: Any
   ) -> jax.Array:

@@ -8,6 +8,7 @@ Also functions of trees with `QuantizedOperand`s, and flax's `promote_dtype`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -359,9 +360,7 @@ class Produced(NamedTuple):
 
 
 def prologue_refusals(
-  scheme: products.Scheme,
-  arrays: tuple[Any, Any],
-  numbers: sides.DimensionNumbers,
+  setting: settings.Setting, arrays: tuple[Any, Any]
 ) -> tuple[str, str]:
   """Returns why a matmul quantizes activations without their prologue, or "".
 
@@ -369,12 +368,10 @@ def prologue_refusals(
   before a backward pass.
 
   Args:
-    scheme: of the matmul, with a weight.
-    arrays, numbers: operands of the matmul, and its dimension numbers.
+    setting: the matmul, with a weight.
+    arrays: its operands.
   """
-  setting = settings.Setting(
-    scheme=scheme, numbers=numbers, precision=None, dtype=arrays[0].dtype
-  )
+  scheme = setting.scheme
   index = 1 if scheme.weight == "lhs" else 0
   side = settings.SIDES[index]
   operand = setting.differentiated(*arrays)[side]
@@ -382,12 +379,15 @@ def prologue_refusals(
   if forward is None or not scheme.recipe.quantize_forward:
     reason = "the recipe does not quantize the activations of a forward pass"
     return reason, reason
-  shape = arrays[index].shape
-  both = [forward] if backward is None else [forward, backward]
-  return (
-    operands.prologue_refusal([forward], shape),
-    operands.prologue_refusal(both, shape),
+  refusal = functools.partial(
+    operands.prologue_refusal, shape=arrays[index].shape
   )
+  first = operand.first.prologue_refusal(side) or refusal([forward])
+  if backward is None:
+    return first, first
+  assert operand.product is not None
+  second = operand.product.prologue_refusal("rhs")
+  return first, first or second or refusal([forward, backward])
 
 
 def primal_of(x: Any) -> Any:

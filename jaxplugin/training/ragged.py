@@ -26,7 +26,9 @@ from jaxplugin.dot import arguments as dot_arguments
 from jaxplugin.dot import derivatives
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
+from jaxplugin.operation import choice
 from jaxplugin.ragged import api as ragged_api
+from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import general
 from jaxplugin.ragged import groups
@@ -40,6 +42,7 @@ from jaxplugin.training import recipes
 from jaxplugin.training import settings
 
 WHO: Final = "ragged_dot_general"
+OTHER_LAYOUT: Final = "the matmul reads it in another layout"
 
 # (m, k) x (groups, n, k) -> (m, n). rhs has the groups as a batch dimension.
 _FORWARD: Final = (((1,), (2,)), ((), (0,)))
@@ -65,6 +68,7 @@ def ragged_dot_general(
   key: jax.Array | None = None,
   preferred_element_type: Any = None,
   reduce_dtype: Any = None,
+  implementation: str | None = None,
   out_sharding: Any = None,
 ) -> jax.Array:
   """Multiplies groups of rows by their weights, quantized by a recipe.
@@ -93,6 +97,7 @@ def ragged_dot_general(
     preferred_element_type: f32, bf16 or f16; by default `lax.ragged_dot`'s
       dtype, and bf16 for bf16 times f16.
     reduce_dtype: dtype of sums over devices, see `jp.dot_general`.
+    implementation: backend of result and dgrad, see `jp.ragged_dot`.
     out_sharding: see `jp.ragged_dot`.
 
   Returns:
@@ -100,8 +105,8 @@ def ragged_dot_general(
 
   Raises:
     TypeError: If the rank, dtype or shape of an argument is wrong.
-    ValueError: If a stochastically rounded gradient has no key, or out_sharding
-      does not fit.
+    ValueError: If a stochastically rounded gradient has no key, implementation
+      is unknown, or out_sharding does not fit.
     NotImplementedError: If dimension numbers are not supported, out_sharding
       has unreduced axes, or a quantized gradient is differentiated.
 
@@ -116,8 +121,9 @@ def ragged_dot_general(
   """
   with error_context.in_function(error_context.who(WHO)):
     recipe = recipes.resolve(sides.who(), "recipe", recipe)
-    lhs = dot_arguments.float_operand("lhs", _unless_quantized(lhs))
-    given = rhs
+    choice.validate_name(backends.OPERATION, implementation)
+    given = _unless_quantized(lhs), rhs
+    lhs = dot_arguments.float_operand("lhs", quantized_operand.primal_of(lhs))
     rhs = dot_arguments.float_operand("rhs", quantized_operand.primal_of(rhs))
     order = general.Order.of(ragged_dot_dimension_numbers, lhs, rhs)
     if order.is_contraction:
@@ -126,11 +132,11 @@ def ragged_dot_general(
         " under a recipe, which uses that contraction only for the gradients"
         " of weights; for quantized arrays call jaxplugin.ragged_dot_general"
       )
-    is_quantized = isinstance(given, quantized_operand.QuantizedOperand)
+    is_quantized = quantized_operand.is_operand(given[1])
     if is_quantized and order.rhs != (0, 1, 2):
       raise TypeError(
         f"{sides.who()}: a quantized operand must have dimensions (groups, n,"
-        f" k), got {given!r} with {ragged_dot_dimension_numbers}; transpose"
+        f" k), got {given[1]!r} with {ragged_dot_dimension_numbers}; transpose"
         " the weights before you quantize them"
       )
     lhs, weights = order.transposed(lhs, rhs)
@@ -142,19 +148,14 @@ def ragged_dot_general(
     scheme = products.Scheme(
       recipe=recipe,
       weight="rhs",
+      implementation=implementation,
       who=sides.who(),
       reduce_dtype=dot_rules.parts_dtype(reduce_dtype),
     )
     key_data, key_impl = settings.data_of_key(scheme, key)
-    setting = _Setting(
-      scheme=scheme,
-      numbers=_FORWARD,
-      precision=jax.lax.Precision.HIGHEST,
-      dtype=dtype,
-      key_impl=key_impl,
-    )
+    setting = _Setting(scheme=scheme, dtype=dtype, key_impl=key_impl)
     sizes = groups.sizes_within(group_sizes, lhs.shape[0])
-    held = quantized_operand.taken((lhs, given), (lhs, weights), setting)
+    held = quantized_operand.taken(given, (lhs, weights), setting)
     leaves, tree = jax.tree.flatten((key_data, sizes, held))
     # Outside of the custom derivative: see `QuantizedDotGeneral.__call__`.
     arrays = dot.vary_alike([lhs, weights, *leaves])
@@ -170,6 +171,27 @@ def ragged_dot_general(
       out_sharding,
     )
     return sharding_lib.automatic(product, sharding)(*arrays)
+
+
+def prologue_refusals(
+  recipe: recipes.Recipe,
+  lhs: Any,
+  rhs: Any,
+  numbers: jax.lax.RaggedDotDimensionNumbers,
+) -> tuple[str, str]:
+  """Returns why lhs is quantized without its prologue.
+
+  See `quantized_operand.prologue_refusals`. The numbers are those of a ragged
+  dot that `ragged_dot_general` supports.
+  """
+  order = general.Order.of(numbers, lhs, rhs)
+  if order.lhs != (0, 1):
+    return OTHER_LAYOUT, OTHER_LAYOUT
+  scheme = products.Scheme(recipe=recipe, weight="rhs")
+  return quantized_operand.prologue_refusals(
+    _Setting(scheme=scheme, dtype=lhs.dtype),
+    jax.eval_shape(order.transposed, lhs, rhs),
+  )
 
 
 def _unless_quantized(lhs: Any) -> Any:
@@ -212,6 +234,16 @@ class _Product(products.Product):
       return x
     return groups.masked(x, sizes)
 
+  def prologue_refusal(self, side: products.Side) -> str:
+    if self.is_contraction:
+      return "wgrad moves the rows of each group to whole blocks"
+    if side == "lhs" and self.masks:
+      return (
+        "rows without a group must not change the scale of"
+        f" {self.operand_formats[0]}"
+      )
+    return ""
+
   def multiply(
     self,
     lhs: Any,
@@ -230,12 +262,17 @@ class _Product(products.Product):
         return general.contract(lhs, rhs, sizes, **dtypes)
       if self.rhs.dims == (1,):  # dgrad; kernels have blocks last
         rhs = rhs.transpose((0, 2, 1))
-      return ragged_api.product(lhs, rhs, sizes, **dtypes)
+      return ragged_api.product(
+        lhs, rhs, sizes, implementation=scheme.implementation, **dtypes
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Setting(settings.Setting):
   """A call of `ragged_dot_general` without its arrays."""
+
+  numbers: sides.DimensionNumbers = _FORWARD
+  precision: Any = jax.lax.Precision.HIGHEST
 
   kind: ClassVar[type[products.Product]] = _Product
 
