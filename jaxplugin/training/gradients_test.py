@@ -117,6 +117,36 @@ class DotGeneralTest(WithinTestCase):
       (grad_format, lhs_format) if quantize_wgrad else (None, None),
     )
 
+  @quantization_lowerings.needs_library
+  def test_rows_of_int8_are_rounded_where_numerics_md_says(self):
+    shapes = (40, 300), (300, 72), (40, 72)
+    x, w, g = (
+      np.random.default_rng(i).standard_normal(shape).astype(np.float32)
+      for i, shape in enumerate(shapes)
+    )
+    function = jp.dot_general("int8_row", "int8_row")
+    products = lambda *args: testing.with_gradients(
+      lambda l, r: function(l, r, MATMUL)
+    )(*args)
+    kernels = products(x, w, g)
+    operations = quantization_lowerings.by_operations(products)(x, w, g)
+
+    def rows(x):
+      scale = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
+      return np.rint(x / scale).astype(np.float64), scale.astype(np.float64)
+
+    for actual, summed_first, lhs, rhs in zip(
+      kernels, operations, (x, g, x.T), (w.T, w, g.T), strict=True
+    ):
+      (lhs, lhs_scale), (rhs, rhs_scale) = rows(lhs), rows(rhs)
+      scale = lhs_scale * rhs_scale.T
+      exact = lhs @ rhs.T * scale
+      self.assert_within(actual, (exact, np.abs(lhs) @ np.abs(rhs).T * scale))
+      # Sums of codes are exact. Two scale factors multiply them.
+      np.testing.assert_array_less(
+        np.abs(summed_first - exact), 2.01 * 2.0**-24 * np.abs(exact) + 1e-300
+      )
+
   def test_preferred_element_type_is_the_results_dtype(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
     bf16 = testing.normal(0, "mk", ml_dtypes.bfloat16)
