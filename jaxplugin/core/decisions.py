@@ -195,6 +195,28 @@ class Tunable(Generic[Problem]):
   configs_travel: bool = True
 
 
+# Devices of the platforms that kernels are for, in reasons.
+_DEVICES: Final = {
+  ("cpu",): "a CPU",
+  ("cuda",): "an NVIDIA GPU",
+  ("cuda", "rocm"): "an NVIDIA or AMD GPU",
+}
+
+
+def platform_refusal(
+  target: targets.Target, *platforms: str
+) -> Unsupported | None:
+  """Returns why kernels for some platforms do not run on a target, or None.
+
+  Without platforms, the kernels run on all.
+  """
+  if not platforms or target.platform in platforms:
+    return None
+  return Unsupported(
+    f"needs {_DEVICES[platforms]}, the target's platform is {target.platform}"
+  )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackendRecord(Generic[Problem]):
   """One implementation of an operation.
@@ -202,6 +224,8 @@ class BackendRecord(Generic[Problem]):
   Attributes:
     name: the name in `implementation=` and in decisions.
     summary: description of the backend for a decision's reason.
+    platforms: the platforms of its kernels; () if it runs on all, or if
+      `supports` checks the platform. No function is asked about others.
     rank: target -> its place in the order in which backends are tried, smaller
       first, or None if it is used only if requested.
     supports: (problem, target) -> why it does not support the problem, or None.
@@ -238,6 +262,7 @@ class BackendRecord(Generic[Problem]):
   rank: Callable[[targets.Target], int | None]
   supports: Callable[[Problem, targets.Target], Unsupported | None]
   emit: Callable[..., Any]
+  platforms: tuple[str, ...] = ()
   plan: Callable[..., Plan] = lambda problem, target: Plan()
   quantized_refusal: Callable[..., str] = (
     lambda problem, out, target: "it does not quantize results"
@@ -301,7 +326,11 @@ def order(
   backends: Mapping[str, BackendRecord[Problem]], target: targets.Target
 ) -> tuple[str, ...]:
   """Returns the names of the backends tried on a target, in order."""
-  ranks = {name: backend.rank(target) for name, backend in backends.items()}
+  ranks = {
+    name: backend.rank(target)
+    for name, backend in backends.items()
+    if platform_refusal(target, *backend.platforms) is None
+  }
   tried = [(rank, name) for name, rank in ranks.items() if rank is not None]
   # The sort is stable, so backends of equal rank keep the order of the table.
   return tuple(name for _, name in sorted(tried, key=lambda item: item[0]))
@@ -344,8 +373,10 @@ def choose(
   names = tried + tuple(name for name in backends if name not in tried)
   answers = {}
   for name in names:
-    answers[name] = backends[name].supports(problem, target)
-    if answers[name] is None and not backends[name].is_portable:
+    backend = backends[name]
+    refusal = platform_refusal(target, *backend.platforms)
+    answers[name] = refusal or backend.supports(problem, target)
+    if answers[name] is None and not backend.is_portable:
       answers[name] = unportable
   chosen, chosen_from = requested, ARGUMENT
   proposal = _first_serving(

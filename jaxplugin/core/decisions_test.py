@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice between backends, for a made-up operation on numbers."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -83,6 +84,20 @@ def reasons(decision):
 
 
 class ChooseTest(parameterized.TestCase):
+  def test_backends_of_other_platforms_are_not_asked(self):
+    def fail(*_):
+      raise AssertionError("a backend of another platform was asked")
+
+    gpu = dataclasses.replace(
+      BACKENDS["gpu"], platforms=("cuda",), rank=fail, supports=fail
+    )
+    found = decisions.choose({**BACKENDS, "gpu": gpu}, 3, CPU, who="add")
+    self.assertEqual(found.implementation, "small")
+    self.assertEqual(
+      reasons(found)["gpu"],
+      "needs an NVIDIA GPU, the target's platform is cpu",
+    )
+
   def test_order_is_that_of_ranks_on_the_target(self):
     order = decisions.order(BACKENDS, GPU)
     self.assertEqual(order, ("gpu", "small", "plain"))

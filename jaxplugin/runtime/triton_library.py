@@ -35,6 +35,7 @@ from jaxplugin.kernels import launching
 from jaxplugin.runtime import lowering
 from jaxplugin.runtime import triton_calls
 
+PLATFORMS: Final = ("cuda", "rocm")
 # Triton's variable. Triton writes source lines if it is false.
 _LINES: Final = "TRITON_DISABLE_LINE_INFO"
 
@@ -93,10 +94,9 @@ def architecture_of(
 
 def refusal(target: targets.Target) -> decisions.Unsupported | None:
   """Returns why the kernels do not support a target, or None. Pure."""
-  if target.platform not in ("cuda", "rocm"):
-    return decisions.Unsupported(
-      f"needs an NVIDIA or AMD GPU, the target's platform is {target.platform}"
-    )
+  refusal = decisions.platform_refusal(target, *PLATFORMS)
+  if refusal is not None:
+    return refusal
   missing = target.missing(targets.JAX_TRITON)
   if missing:
     return decisions.Unsupported(missing)

@@ -126,10 +126,9 @@ def supports(
 
 def missing(target: targets.Target) -> decisions.Unsupported | None:
   """Returns why a target has no CPU kernels, or None if it has them."""
-  if target.platform != "cpu":
-    return decisions.Unsupported(
-      f"needs a CPU, the target's platform is {target.platform}"
-    )
+  refusal = decisions.platform_refusal(target, "cpu")
+  if refusal is not None:
+    return refusal
   if target.cpu_kernels is None:
     return decisions.Unsupported(
       target.missing(targets.CPU_KERNELS)
@@ -408,6 +407,7 @@ BACKEND: Final[decisions.BackendRecord[problems.DotProblem]] = (
   decisions.BackendRecord(
     name="cpu",
     summary="C++ kernels that read the quantized bytes once",
+    platforms=("cpu",),
     rank=choice.rank_on(10, "cpu"),
     supports=supports,
     plan=plan,

@@ -60,6 +60,7 @@ MIN_COMPUTE_CAPABILITY: Final = targets.MIN_BLOCK_SCALED_CAPABILITY
 # 8 TB/s).
 _FEW_RESULTS: Final = 1 << 22
 
+_PLATFORMS: Final = ("cuda",)
 _OWN_WORKSPACE: Final = (
   "XLA chooses the workspace of cuDNN, which workspace_bytes does not limit"
 )
@@ -82,10 +83,9 @@ def supports(
 
 
 def _device_gate(target: targets.Target) -> decisions.Unsupported | None:
-  if target.platform != "cuda":
-    return decisions.Unsupported(
-      f"needs an NVIDIA GPU, the target's platform is {target.platform}"
-    )
+  refusal = decisions.platform_refusal(target, *_PLATFORMS)
+  if refusal is not None:
+    return refusal
   dotted = targets.format_version
   capability = (
     f"needs compute capability {dotted(MIN_COMPUTE_CAPABILITY)} or higher, the"
@@ -461,6 +461,7 @@ BACKEND: Final[decisions.BackendRecord[problems.DotProblem]] = (
   decisions.BackendRecord(
     name="cudnn",
     summary="cuDNN's block-scaled matmul, called by XLA",
+    platforms=_PLATFORMS,
     rank=_rank,
     supports=supports,
     plan=plan,

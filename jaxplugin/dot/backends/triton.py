@@ -893,7 +893,8 @@ def _strided_scale(
 BACKEND: Final = decisions.BackendRecord(
   name="triton",
   summary="Triton kernels that read the quantized bytes once",
-  rank=choice.rank_on(20, "cuda", "rocm"),
+  platforms=triton_library.PLATFORMS,
+  rank=choice.rank_on(20, *triton_library.PLATFORMS),
   supports=supports,
   plan=plan,
   emit=emit,

@@ -164,6 +164,7 @@ BACKEND: Final[decisions.BackendRecord[problems.RaggedDotProblem]] = (
   decisions.BackendRecord(
     name="cpu",
     summary="C++ kernels that read the bytes of the used groups once",
+    platforms=("cpu",),
     rank=choice.rank_on(10, "cpu"),
     supports=supports,
     plan=plan,

@@ -350,7 +350,8 @@ BACKEND: Final[decisions.BackendRecord[problems.RaggedDotProblem]] = (
   decisions.BackendRecord(
     name="triton",
     summary="Triton kernels that read the bytes of the used groups",
-    rank=choice.rank_on(20, "cuda", "rocm"),
+    platforms=triton_library.PLATFORMS,
+    rank=choice.rank_on(20, *triton_library.PLATFORMS),
     supports=supports,
     plan=plan,
     emit=emit,
