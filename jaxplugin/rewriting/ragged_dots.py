@@ -274,7 +274,7 @@ def multiplied(
   Raises:
     facts.NotSupported: If `jp.ragged_dot` does not support the operation.
   """
-  if reason := _refusal_of_dimensions(*args[:2], params):
+  if reason := _refusal_of_dimensions(args[0], args[1], params):
     raise facts.NotSupported(reason)
   dims = _dimensions(params)
   weights = weights_of((dims.group, dims.column, dims.weight_contracting))
