@@ -16,7 +16,8 @@ import sys
 from typing import Final
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
-STAGE: Final = ROOT / "build" / "types"
+# Each Python has a folder, because CI checks with two of them at once.
+STAGE: Final = ROOT / "build" / f"types-{sys.implementation.cache_tag}"
 KERNELS: Final = "jaxplugin/kernels/"
 SUPPORT: Final = ("_test.py", "testing.py")
 

@@ -49,11 +49,17 @@ cmake -S .. -B "$build" "${options[@]}" \
   -DJAXPLUGIN_XLA_FFI_INCLUDE_DIR="$include" > /dev/null
 cmake --build "$build" --parallel 2 --target all kernels_test race_test
 if [ "$machine" = aarch64 ]; then
+  emulated() {
+    qemu-aarch64-static -L /usr/aarch64-linux-gnu "$@"
+  }
+  # kernels_test uses one core.
+  running=()
   for processor in max cortex-a76 cortex-a57; do
-    qemu-aarch64-static -cpu "$processor" -L /usr/aarch64-linux-gnu \
-      "$build/kernels_test"
+    emulated -cpu "$processor" "$build/kernels_test" &
+    running+=($!)
   done
-  qemu-aarch64-static -L /usr/aarch64-linux-gnu "$build/race_test"
+  for process in "${running[@]}"; do wait "$process"; done
+  emulated "$build/race_test"
   exit
 fi
 "$build/kernels_test" 4000
