@@ -120,14 +120,25 @@ def prologue_refusal(
   last, first = len(shape) - 1, specs[0]
   if first.along.dims != (last,):
     return "the matmul does not contract its last dimension"
+  if not extents.are_static(shape):
+    return f"a size of {list(shape)} is symbolic"
   for spec in specs:
+    what = "the matmul" if spec is first else "the backward pass"
     if spec.options != problems.NO_OPTIONS:
-      return f"its values are {spec.options}"
-    if spec.format != first.format or spec.format.is_square:
-      return f"{spec.format} has other blocks along each dimension"
+      return f"{what} needs its values {spec.options}, which no kernel fuses"
+    if spec.format.is_square:
+      return f"{what} needs square blocks of {spec.format}"
+    if spec.format != first.format:
+      return (
+        f"{what} quantizes it in blocks of {spec.format.block_size}, and the"
+        f" forward pass in blocks of {first.format.block_size}"
+      )
     k = math.prod(shape[d] for d in spec.along.dims)
-    if not extents.are_static(shape) or k % spec.along.multiple:
-      return f"it has no whole blocks of {spec.format}"
+    if k % spec.along.multiple:
+      return (
+        f"{what} quantizes it along {k} values, which are not whole blocks of"
+        f" {spec.along.multiple}"
+      )
   return ""
 
 

@@ -59,7 +59,7 @@ class RecipeOptions:
   def __str__(self) -> str:
     parts = []
     if self.hadamard is not None:
-      parts.append(f"transformed in groups of {self.hadamard}")
+      parts.append(f"Hadamard-transformed in groups of {self.hadamard}")
     if self.square is not None:
       parts.append("in square blocks")
     if self.four_over_six:

@@ -76,8 +76,9 @@ _GELU_CUBIC: Final = 0.044715
 _ALPHA: Final = prologues.Prologue(function="swigluoai").alpha
 
 _NO_MEAN: Final = (
-  "the root is not of a mean square or a variance over the last dimension"
+  "its root is not that of a mean square or a variance over the last dimension"
 )
+_MAPPED: Final = "vmap with in_axes=0 keeps the features last"
 
 
 class _NotMatchedError(Exception):
@@ -115,13 +116,13 @@ def find(x: Any) -> Found | None:
       return found
     if not is_constrained:
       return dataclasses.replace(found, call=_as_of(x, found.call))
-    reason = "a sharding constraint is before the matmul"
+    reason = "a sharding constraint is between it and the matmul"
     return Found(name=found.name, reason=reason)
   what, value = matcher.before_operations(value)
   found = matcher.find(value) if what else None
   if found is None or found.call is None:
     return None
-  return Found(name=found.name, reason=f"{what} is before the matmul")
+  return Found(name=found.name, reason=f"{what} is between it and the matmul")
 
 
 def record_outside(
@@ -530,12 +531,17 @@ class _Matcher:
     for total, count in pairs:
       number = self._number(count)
       summed = self._operation(self._narrow(total))
-      if number and summed is not None and summed[1].name == "reduce_sum":
+      if not number or summed is None:
+        continue
+      if summed[1].name == "transpose":
+        raise _NotMatchedError(f"the rows of its mean are moved; {_MAPPED}")
+      if summed[1].name == "reduce_sum":
         (x,) = summed[1].operands
-        axes = tuple(summed[1].params["axes"])
-        if axes != (len(x.shape) - 1,):
+        axes = list(map(int, summed[1].params["axes"]))
+        if axes != [len(x.shape) - 1]:
           raise _NotMatchedError(
-            f"the mean is over dimensions {list(axes)}, not only the last one"
+            f"its mean is over dimensions {axes} of {list(x.shape)}, not only"
+            f" the last one; {_MAPPED}"
           )
         size = 1 / number if name == "mul" else number
         if not math.isclose(size, x.shape[-1], rel_tol=1e-6):
@@ -557,7 +563,7 @@ class _Matcher:
       else:
         break
       is_single = x.shape in (shape[:-1], (*shape[:-1], 1))
-      if not is_row or not is_single or not x.shape:
+      if not is_row or not is_single:
         break
       value = x
     return value
@@ -587,7 +593,9 @@ class _Matcher:
     if (terms := self._operands(root, "add")) is not None:
       numbers = list(map(self._number, terms))
       if (numbers[0] is None) == (numbers[1] is None):
-        raise _NotMatchedError("the root is not of a mean and an epsilon")
+        raise _NotMatchedError(
+          "its root is not that of a mean and one number, epsilon"
+        )
       square = terms[0 if numbers[0] is None else 1]
       epsilon = next(n for n in numbers if n is not None)
     if not 0 <= epsilon < math.inf:
@@ -611,7 +619,9 @@ class _Matcher:
         if row is not None
       ]
       if not products:
-        raise _NotMatchedError("something is added to its result")
+        raise _NotMatchedError(
+          "something else than one bias for each feature is added to it"
+        )
     what = "(x - mean(x)) / sqrt(variance + epsilon)"
     if not is_centered:
       what = "x / sqrt(mean(x * x) + epsilon)"
@@ -626,10 +636,10 @@ class _Matcher:
     weights = [self._row(v, size) for v in rest]
     if factor != 1 or len(weights) > 1 or None in weights:
       raise _NotMatchedError(
-        "another factor than one weight for each feature is multiplied into it"
+        "it is multiplied by something else than one weight for each feature"
       )
     if bias is not None and not is_centered:
-      raise _NotMatchedError("a bias is added to a norm without a mean")
+      raise _NotMatchedError("a bias is added to an RMS norm")
     more = {"weight": weights[0] if weights else None, "bias": bias}
     function = "layer_norm" if is_centered else "rms_norm"
     return _call(function, value.shape, x, more, epsilon)
@@ -679,7 +689,9 @@ class _Matcher:
   def gated(self, value: _Value, kind: str, root: _Value) -> prologues.Call:
     """Returns the gated activation with a root that computes a value."""
     if kind in ("erf", "erfc"):
-      raise _NotMatchedError("it is gelu of erf; use approximate=True")
+      raise _NotMatchedError(
+        "it is the exact gelu; pass approximate=True to jax.nn.gelu"
+      )
     if kind == "tanh":
       return self._gated_by(value, kind, root, 1.0, self._gate_of_gelu(root))
     alone = 1.0, self._bare(root)
@@ -707,9 +719,9 @@ class _Matcher:
     is_input = lambda v: self._is_equal(v, gate)
     factor, rest = self._others(value, (kind, root), is_input, what)
     if factor != wanted:
-      raise _NotMatchedError("a number is multiplied into it")
+      raise _NotMatchedError("it is also multiplied by a number")
     if not rest:
-      raise _NotMatchedError("nothing is multiplied by the activation")
+      raise _NotMatchedError("no second array is multiplied by the activation")
     if len(rest) > 1:
       raise _NotMatchedError("two arrays are multiplied by the activation")
     numbers: dict[str, float] = {}

@@ -295,7 +295,7 @@ class AcceptedExpertsTest(parameterized.TestCase):
 
     self.assertEqual(
       reason(accepted(transposed)),
-      {"separate: the matmul reads it in another layout"},
+      {"separate: the matmul needs its dimensions in another order"},
     )
     self.assertEqual(
       reason(accepted(mixtral, fuse_activations=False)),
@@ -365,7 +365,7 @@ class QuantizedExpertsTest(absltest.TestCase):
       [
         (
           "silu_and_mul with up",
-          "separate: the matmul reads it in another layout",
+          "separate: the matmul needs its dimensions in another order",
         )
       ],
     )

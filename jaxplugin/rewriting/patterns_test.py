@@ -259,7 +259,7 @@ def matched(dtype):
 NEAR = {
   "other_axis": (
     lambda x, w, u: x * lax.rsqrt(jnp.mean(x * x, -2, keepdims=True) + 1e-6),
-    "the root is not of a mean square",
+    "its root is not that of a mean square",
   ),
   "all_axes": (
     lambda x, w, u: x * lax.rsqrt(jnp.mean(x * x) + 1e-6),
@@ -267,7 +267,7 @@ NEAR = {
   ),
   "sum": (
     lambda x, w, u: x * lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6),
-    "the root is not of a mean square",
+    "its root is not that of a mean square",
   ),
   "unbiased": (
     lambda x, w, u: (
@@ -281,7 +281,7 @@ NEAR = {
   ),
   "epsilon_of_rows": (
     lambda x, w, u: x * lax.rsqrt(mean(x * x) + mean(u)),
-    "the root is not of a mean and an epsilon",
+    "its root is not that of a mean and one number",
   ),
   "square_of_another": (
     lambda x, w, u: x * lax.rsqrt(mean(u * u) + 1e-6) * w,
@@ -289,7 +289,7 @@ NEAR = {
   ),
   "product_of_two": (
     lambda x, w, u: x * lax.rsqrt(mean(x * u) + 1e-6) * w,
-    "the root is not of a mean square",
+    "its root is not that of a mean square",
   ),
   "not_centered_above": (
     lambda x, w, u: x * lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5),
@@ -297,7 +297,7 @@ NEAR = {
   ),
   "addition_between": (
     lambda x, w, u: llama(x, w) + u,
-    "something is added to its result",
+    "something else than one bias for each feature is added to it",
   ),
   "subtraction_between": (
     lambda x, w, u: llama(x, w) - u,
@@ -305,46 +305,46 @@ NEAR = {
   ),
   "bias_without_mean": (
     lambda x, w, u: llama(x, w) + w,
-    "a bias is added to a norm without a mean",
+    "a bias is added to an RMS norm",
   ),
-  "scaled": (lambda x, w, u: 8 * llama(x, w), "another factor than one weight"),
+  "scaled": (lambda x, w, u: 8 * llama(x, w), "else than one weight"),
   "weight_of_columns": (
     lambda x, w, u: llama(x, u[:, :, :1]),
-    "another factor than one weight",
+    "multiplied by something else than one weight",
   ),
   "two_weights": (
     lambda x, w, u: w * llama(x, u[:1, :1]),
-    "another factor than one weight",
+    "multiplied by something else than one weight",
   ),
   "columns_reshaped": (
     lambda x, w, u: llama(x, w).reshape(2, 64, 32),
-    "a reshape is before the matmul",
+    "a reshape is between it and the matmul",
   ),
   "slice_between": (
     lambda x, w, u: llama(x, w)[:, -1:],
-    "a slice is before the matmul",
+    "a slice is between it and the matmul",
   ),
   "index_between": (
     lambda x, w, u: llama(x, w)[:, -1],
-    "a slice is before the matmul",
+    "a slice is between it and the matmul",
   ),
   "rows_taken": (
     lambda x, w, u: llama(x, w)[:, jnp.array([3, 1])],
-    "a gather is before the matmul",
+    "a gather is between it and the matmul",
   ),
   "transpose_between": (
     lambda x, w, u: silu(x, w, u).mT,
-    "a transpose is before the matmul",
+    "a transpose is between it and the matmul",
   ),
   "stop_gradient_between": (
     lambda x, w, u: lax.stop_gradient(swigluoai(x, u)),
-    "a stop_gradient is before the matmul",
+    "a stop_gradient is between it and the matmul",
   ),
   "dropout_between": (
     lambda x, w, u: nn.Dropout(0.1, deterministic=False).apply(
       {}, llama(x, w), rngs={"dropout": jax.random.key(0)}
     ),
-    "dropout is before the matmul",
+    "dropout is between it and the matmul",
   ),
   "dropout_of_another": (
     lambda x, w, u: nn.Dropout(0.1, deterministic=False).apply(
@@ -357,13 +357,13 @@ NEAR = {
     lambda x, w, u: lax.with_sharding_constraint(
       llama(x, w), jax.sharding.SingleDeviceSharding(jax.devices()[0])
     ),
-    "a sharding constraint is before the matmul",
+    "a sharding constraint is between it and the matmul",
   ),
   "jit_with_shardings": (
     lambda x, w, u: jax.jit(
       llama, out_shardings=jax.sharding.SingleDeviceSharding(jax.devices()[0])
     )(x, w),
-    "a sharding constraint is before the matmul",
+    "a sharding constraint is between it and the matmul",
   ),
   "gelu_of_another_constant": (
     lambda x, w, u: (
@@ -373,17 +373,17 @@ NEAR = {
   ),
   "erf": (
     lambda x, w, u: jax.nn.gelu(x, approximate=False) * u,
-    "use approximate=True",
+    "pass approximate=True",
   ),
   "no_factor": (
     lambda x, w, u: jax.nn.silu(x),
-    "nothing is multiplied by the activation",
+    "no second array is multiplied by the activation",
   ),
   "two_factors": (
     lambda x, w, u: jax.nn.silu(x) * u * jnp.tanh(u),
     "two arrays are multiplied by the activation",
   ),
-  "half": (lambda x, w, u: 0.5 * silu(x, w, u), "a number is multiplied"),
+  "half": (lambda x, w, u: 0.5 * silu(x, w, u), "multiplied by a number"),
   "sigmoid_of_another": (
     lambda x, w, u: x * jax.nn.sigmoid(u) * u[::-1],
     "the result is not gate * sigmoid(gate) * up",
@@ -429,7 +429,7 @@ NEAR = {
   "softcap": (lambda x, w, u: (1 + jnp.tanh(x)) * u, "not the tanh approx"),
   "gelu_without_half": (
     lambda x, w, u: 2 * gelu(x, w, u),
-    "a number is multiplied",
+    "also multiplied by a number",
   ),
   "tanh": (lambda x, w, u: jnp.tanh(x) * u, None),
   "argument": (lambda x, w, u: x, None),
@@ -705,11 +705,16 @@ class FusedMatmulsTest(parameterized.TestCase):
     )
     function = jp.quantize_dots(loss, recipe, fuse_activations=True)
     for _, outcome in outcomes(function, params, x):
-      self.assertRegex(outcome, "^fused; not in training, because its values")
+      self.assertRegex(
+        outcome,
+        "^fused; not in training, because the backward pass needs its values",
+      )
     step = jax.grad(function)
     self.assertEmpty(prologues_of(step, params, x))
     for _, outcome in outcomes(step, params, x):
-      self.assertStartsWith(outcome, "separate: its values are transformed")
+      self.assertStartsWith(
+        outcome, "separate: the backward pass needs its values Hadamard"
+      )
 
   def test_explain_names_other_readers_of_the_activations(self):
     def model(params, x, is_read):
@@ -750,6 +755,30 @@ class FusedMatmulsTest(parameterized.TestCase):
     self.assertEqual(name, "layer_norm with weight, bias")
     self.assertStartsWith(outcome, "fused")
 
+  def test_norm_of_one_row_is_fused(self):
+    w, x, weight = normal(SIZE, 32), normal(SIZE), normal(SIZE)
+    model = fused(lambda w, x: llama(x, weight) @ w)
+    ((name, outcome),) = outcomes(model, w, x)
+    self.assertEqual(name, "rms_norm with weight")
+    self.assertStartsWith(outcome, "fused")
+    rows = jp.nn.rms_norm(x[None], weight, epsilon=1e-6, out_format="mxfp8")
+    np.testing.assert_array_equal(
+      jax.jit(model)(w, x),
+      jax.jit(lambda x, w: jp.linear(x, jp.quantize(w.T, "mxfp8")))(rows, w)[0],
+    )
+
+  @parameterized.parameters((1, 1), (2, 1), (2, 2))
+  def test_other_mapped_axes_are_the_reason(self, ndim, axis):
+    w, weight = normal(SIZE, 32), normal(SIZE)
+    x = jnp.moveaxis(normal(*[8] * ndim, SIZE), 0, axis)
+    for norm in (llama, lambda x, weight: jax.nn.standardize(x) * weight):
+      row = lambda x, w, n=norm: n(x, weight) @ w
+      model = lambda w, x, r=row: jax.vmap(r, (axis, None))(x, w)
+      ((_, outcome),) = outcomes(fused(model), w, x)
+      self.assertRegex(
+        outcome, "^separate: .* mean .*; vmap with in_axes=0 keeps the features"
+      )
+
   def test_negative_epsilon_is_not_fused(self):
     w, x = normal(SIZE, 32), normal(32, SIZE)
     mean = lambda x: jnp.mean(x * x, -1, keepdims=True)
@@ -781,7 +810,7 @@ class FusedMatmulsTest(parameterized.TestCase):
   @parameterized.parameters(
     (
       lambda p, x: llama(x, p["norm"]).mT @ p["norm"][:32],
-      "a transpose is before the matmul",
+      "a transpose is between it and the matmul",
       None,
     ),
     (
@@ -813,14 +842,14 @@ class FusedMatmulsTest(parameterized.TestCase):
     ),
     (
       lambda p, x: llama(x, p["norm"]) @ p["gate"],
-      "does not quantize the activations",
+      "does not quantize activations",
       jp.training.Recipe(
         activation_format=None, weight_format="mxfp8", grad_format=None
       ),
     ),
     (
       lambda p, x: llama(x[..., :48], p["norm"][:48]) @ p["gate"][:48],
-      "no whole blocks",
+      "not whole blocks",
       jp.training.MXFP8_RECIPE,
     ),
   )

@@ -377,7 +377,7 @@ def prologue_refusals(
   operand = setting.differentiated(*arrays)[side]
   forward, backward = _copies(operand, scheme.recipe)
   if forward is None or not scheme.recipe.quantize_forward:
-    reason = "the recipe does not quantize the activations of a forward pass"
+    reason = "the recipe does not quantize activations in the forward pass"
     return reason, reason
   refusal = functools.partial(
     operands.prologue_refusal, shape=arrays[index].shape

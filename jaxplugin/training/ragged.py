@@ -42,7 +42,7 @@ from jaxplugin.training import recipes
 from jaxplugin.training import settings
 
 WHO: Final = "ragged_dot_general"
-OTHER_LAYOUT: Final = "the matmul reads it in another layout"
+OTHER_LAYOUT: Final = "the matmul needs its dimensions in another order"
 
 # (m, k) x (groups, n, k) -> (m, n). rhs has the groups as a batch dimension.
 _FORWARD: Final = (((1,), (2,)), ((), (0,)))

@@ -152,11 +152,11 @@ class ValuesTest(parameterized.TestCase):
     # dgrad and for wgrad.
     for line, count in (
       ("quantize_both float32[40, 96] to nvfp4, dimensions [1] (plain) and [0]"
-        " (transformed in groups of 16)\n", 1),
+        " (Hadamard-transformed in groups of 16)\n", 1),
       ("quantize float32[96, 72] to nvfp4, axis 0, in square blocks\n", 2),
       ("quantize_both float32[40, 72] to nvfp4, dimensions [1] (rounded"
-        " stochastically) and [0] (transformed in groups of 16, rounded"
-        " stochastically)\n", 1),
+        " stochastically) and [0] (Hadamard-transformed in groups of 16,"
+        " rounded stochastically)\n", 1),
     ):  # fmt: skip
       self.assertEqual(found.count(line), count, (line, found))
     if jp.detect_target().cpu_kernels is not None:
