@@ -255,8 +255,10 @@ def _is_array(x: Any) -> bool:
   return hasattr(x, "dtype") or hasattr(x, "__jax_array__")
 
 
-def _explain_site(site: sites_lib.Site) -> report.ExplainedSite:
+def _explain_site(decided: sites_lib.DecidedSite) -> report.ExplainedSite:
+  site = decided.site
   return report.ExplainedSite(
+    **dataclasses.asdict(decided.flow),
     source=site.source,
     layer=site.name,
     description=site.description,
@@ -284,6 +286,7 @@ def _explain_chain(
     also = f"XLA also computes it for {' and '.join(readers)}"
     note = f"{note}; {also}" if note else also
   return report.ExplainedChain(
+    **dataclasses.asdict(chain.flow),
     name=chain.name,
     dot=chain.dot,
     layer=chain.layer,

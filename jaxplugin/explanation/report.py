@@ -154,7 +154,7 @@ class NotBlockScaled(Place):
 class ExplainedSite(Place):
   """One matmul that `quantize_dots` saw.
 
-  The body of a loop counts once, and so does a branch.
+  Trips of a loop do not count if the body of the loop takes a derivative.
 
   Attributes:
     description: dtypes and shapes.
@@ -174,7 +174,7 @@ class ExplainedSite(Place):
 class ExplainedChain(Place):
   """A norm or activation that computes the activations of a matmul.
 
-  The body of a loop counts once, and so does a branch.
+  Trips of a loop do not count if the body of the loop takes a derivative.
 
   Attributes:
     name: such as "rms_norm with weight".
@@ -211,7 +211,7 @@ class Explanation(Sequence):
     others: matmuls that are not block-scaled, with the reason.
     assumptions: assumptions about the program, one sentence each.
     sites: matmuls that a `quantize_dots` in the function saw, in the order in
-      which they are traced. Trips of loops are not counted.
+      which they are traced.
     chains: norms and activations before matmuls of `quantize_dots` and
       `accept_quantized`, and whether the matmul is fused with them.
 

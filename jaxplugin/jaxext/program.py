@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 from typing import Final
+from typing import Self
 
 from jax.extend import core as extend_core
 
@@ -61,12 +62,32 @@ class TracedOperation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Around:
+class ControlFlow:
+  """How often an operation runs in one run of a function.
+
+  Attributes:
+    trips, is_conditional: see `TracedOperation`.
+  """
+
+  trips: int | None = 1
+  is_conditional: bool = False
+
+  def inside(self, name: str, params: dict[str, Any]) -> Self:
+    """Adds the control flow of an operation with functions inside."""
+    if name == "scan" and self.trips is not None:
+      return dataclasses.replace(self, trips=self.trips * params["length"])
+    if name == "while":
+      return dataclasses.replace(self, trips=None)
+    if name == "cond":
+      return dataclasses.replace(self, is_conditional=True)
+    return self
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Around(ControlFlow):
   """Facts that hold for all equations of a jaxpr."""
 
   names: tuple[jax_private.ScopeName, ...] = ()
-  trips: int | None = 1
-  is_conditional: bool = False
   manual_axes: frozenset[str] = frozenset()
   is_local: bool = False
   num_devices: int = 1
@@ -152,13 +173,6 @@ def _inside(eqn: Any, around: _Around) -> _Around:
     return dataclasses.replace(around, source=around.caller)
   if "forms" in params:
     return dataclasses.replace(around, alternative=eqn)
-  if name == "scan":
-    trips = None if around.trips is None else around.trips * params["length"]
-    return dataclasses.replace(around, trips=trips)
-  if name == "while":
-    return dataclasses.replace(around, trips=None)
-  if name == "cond":
-    return dataclasses.replace(around, is_conditional=True)
   if name == "shard_map":
     mesh = params["mesh"]
     manual = around.manual_axes | params["newly_manual_axes"]
@@ -169,7 +183,7 @@ def _inside(eqn: Any, around: _Around) -> _Around:
       is_local=is_whole and mesh.size > 1,
       num_devices=1 if is_whole else max(around.num_devices, mesh.size),
     )
-  return around
+  return around.inside(name, params)
 
 
 def _slices_inside(

@@ -246,11 +246,12 @@ class Acceptor(calls.Walker):
     mixed = [x for x in args if self._names(x) and self.view(x) is None]
     self.warn(primitive.name, mixed, _MIXED)
     known = list(map(self.view, args))
-    if self._options.activations and not calls.is_inlined(primitive, params):
-      patterns.record_outside(
-        primitive, args, params, [bool(self._names(x)) for x in args]
-      )
-    out = calls.results(self, primitive, args, params, known)
+    with sites.inside(primitive, params, []):
+      if self._options.activations and not calls.is_inlined(primitive, params):
+        patterns.record_outside(
+          primitive, args, params, [bool(self._names(x)) for x in args]
+        )
+      out = calls.results(self, primitive, args, params, known)
     if out is not None:
       self._products.note(primitive, args, params, out)
     return out

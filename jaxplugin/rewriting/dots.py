@@ -123,7 +123,9 @@ class Dots(calls.Walker):
     decided = dataclasses.replace(site, recipe=recipe, reason=reason)
     self.known.note(args, reason)
     given, chain = self._fused(args, decided, params)
-    self.sites.append(sites_lib.DecidedSite(decided, origin, chain))
+    self.sites.append(
+      sites_lib.DecidedSite(site=decided, origin=origin, chain=chain)
+    )
     if recipe is None:
       return None
     self.note_change()
@@ -231,7 +233,10 @@ class Dots(calls.Walker):
           )
           source = operation.source or site.source
           left = dataclasses.replace(site, source=source, reason=reason)
-          self.sites.append(sites_lib.DecidedSite(left))
+          flow = program.ControlFlow(
+            trips=operation.trips, is_conditional=operation.is_conditional
+          )
+          self.sites.append(sites_lib.DecidedSite(site=left, flow=flow))
 
   def call(
     self,
@@ -253,19 +258,20 @@ class Dots(calls.Walker):
       return None
     if not calls.any_contains(params, _DECIDED):
       return None
-    patterns.record_outside(
-      primitive,
-      args,
-      params,
-      [o is not None and o.is_parameter for o in origins],
-    )
-    if primitive.name not in calls.RULES:
-      self.known.refuse_inside(primitive, args)
-      if not primitive.name.startswith(_OWN):
-        self._leave_inside(primitive, params)
-      return None
-    facts = self.known.facts(args, origins)
-    return calls.RULES[primitive.name](self, list(args), params, facts)
+    with sites_lib.inside(primitive, params, self.sites):
+      patterns.record_outside(
+        primitive,
+        args,
+        params,
+        [o is not None and o.is_parameter for o in origins],
+      )
+      if primitive.name not in calls.RULES:
+        self.known.refuse_inside(primitive, args)
+        if not primitive.name.startswith(_OWN):
+          self._leave_inside(primitive, params)
+        return None
+      facts = self.known.facts(args, origins)
+      return calls.RULES[primitive.name](self, list(args), params, facts)
 
   # As a `calls.Walker`.
 

@@ -212,9 +212,9 @@ class AcceptedExpertsTest(parameterized.TestCase):
       params = jax.tree.map(lambda x, i=i: x[i], stack)
       want = want + by_producers(params, want, sizes())
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
-    found = outcomes(accepted(model), stored, x, sizes())
+    found = jp.explain(accepted(model), stored, x, sizes()).chains
     self.assertLen(found, 3)
-    self.assertEqual({outcome for _, outcome in found}, {"fused"})
+    self.assertEqual({(c.outcome, c.trips) for c in found}, {("fused", 2)})
 
   def test_norm_in_the_function_of_its_matmul_has_one_line(self):
     args = quantized(params_of()), normal(ROWS, MODEL), sizes()

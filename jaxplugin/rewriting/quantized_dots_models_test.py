@@ -356,6 +356,27 @@ class SitesTest(parameterized.TestCase):
     reason = self.reason(f, jnp.asarray(constructs.W[0]), X)
     self.assertIn("neither operand is a parameter", reason)
 
+  def test_sites_and_norms_count_the_trips_of_their_loops(self):
+    def layer(x, w):
+      norm = x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+      return plain(norm, w)
+
+    def f(w, x):
+      layers = lambda x, _: (lax.scan(step, x, w)[0], None)
+      step = lambda x, w: (layer(x, w), None)
+      x = lax.scan(layers, x, None, length=5)[0]
+      x = lax.while_loop(lambda x: x[0, 0] < 0, lambda x: layer(x, w[0]), x)
+      x = lax.cond(x[0, 0] > 0, lambda: layer(x, w[0]), lambda: x)
+      return layer(x, w[1])
+
+    for function in (f, jax.jit(f)):
+      found = jp.explain(quantize(function), jnp.asarray(constructs.W), X)
+      for items in found.sites, found.chains:
+        self.assertEqual(
+          [(item.trips, item.is_conditional) for item in items],
+          [(15, False), (None, False), (1, True), (1, False)],
+        )
+
   def test_where_decides_and_may_give_another_recipe(self):
     seen = []
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 from typing import Final
 from typing import Literal
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -24,6 +23,7 @@ from jaxplugin.core import parameter_names
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext import program
 from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import ragged_dots
 from jaxplugin.rewriting import sources
@@ -63,6 +63,7 @@ class Chain:
       kernels may compute.
     note: why it is not fused; of a fused one, when it is not; or "".
     variable: the variable of the activations in a jaxpr.
+    flow: how often the matmul runs.
   """
 
   name: str
@@ -72,6 +73,9 @@ class Chain:
   is_fused: bool = False
   note: str = ""
   variable: Any = None
+  flow: program.ControlFlow = dataclasses.field(
+    default_factory=program.ControlFlow
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -420,15 +424,23 @@ def prologue_refusals(
   return quantized_operand.prologue_refusals(setting, arrays)
 
 
-class DecidedSite(NamedTuple):
-  """A matmul after the decision, and the origin from `input_of`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecidedSite:
+  """A matmul after the decision.
 
-  The chain is that of the activations, or None.
+  Attributes:
+    site: the matmul.
+    origin: see `input_of`.
+    chain: that of the activations, or None.
+    flow: how often the matmul runs.
   """
 
   site: Site
   origin: sources.Origin | None = None
   chain: Chain | None = None
+  flow: program.ControlFlow = dataclasses.field(
+    default_factory=program.ControlFlow
+  )
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -448,7 +460,7 @@ class Seen:
 
   def warning(self) -> str:
     """Returns a warning about matmuls that the caller may expect quantized."""
-    left = [site for site, *_ in self.sites if site.recipe is None]
+    left = [x.site for x in self.sites if x.site.recipe is None]
     if self.is_decided or len(left) < len(self.sites):
       left = self._left_with_weights()
       return _left_text(f"left {_count(left, 'matmul')}", left)
@@ -463,9 +475,10 @@ class Seen:
 
   def _left_with_weights(self) -> list[Site]:
     """Returns the unquantized matmuls that probably have a weight."""
-    inputs = {origin for site, origin, _ in self.sites if site.weight}
+    inputs = {x.origin for x in self.sites if x.site.weight}
     found = []
-    for site, origin, _ in self.sites:
+    for decided in self.sites:
+      site, origin = decided.site, decided.origin
       is_left = site.recipe is None and not site.weight
       if self.is_default and is_left and origin is not None:
         # An array that also multiplies a parameter is an input of the model. A
@@ -512,7 +525,7 @@ class Record:
       `accept_quantized`.
   """
 
-  sites: list[Site] = dataclasses.field(default_factory=list)
+  sites: list[DecidedSite] = dataclasses.field(default_factory=list)
   chains: list[Chain] = dataclasses.field(default_factory=list)
 
 
@@ -531,15 +544,35 @@ def recording() -> Iterator[Record]:
 
 def record(sites: Sequence[DecidedSite]) -> None:
   if is_recording():
-    _recording.value.sites.extend(site for site, *_ in sites)
+    _recording.value.sites.extend(sites)
     for site in sites:
-      record_chain(site.chain)
+      if site.chain is not None:
+        record_chain(dataclasses.replace(site.chain, flow=site.flow))
 
 
 def is_recording() -> bool:
   return _recording.value is not None
 
 
-def record_chain(chain: Chain | None) -> None:
-  if is_recording() and chain is not None:
+def record_chain(chain: Chain) -> None:
+  if is_recording():
     _recording.value.chains.append(chain)
+
+
+@contextlib.contextmanager
+def inside(
+  primitive: Any, params: dict[str, Any], sites: list[DecidedSite]
+) -> Iterator[None]:
+  """Adds the control flow of an operation to the matmuls that are in it.
+
+  These are the items that are added to `sites`, and to the recorded chains.
+  """
+  chains: list[Chain] = _recording.value.chains if is_recording() else []
+  lists: list[list[Any]] = [sites, chains]
+  sizes = list(map(len, lists))
+  yield
+  for items, size in zip(lists, sizes, strict=True):
+    items[size:] = [
+      dataclasses.replace(x, flow=x.flow.inside(primitive.name, params))
+      for x in items[size:]
+    ]
