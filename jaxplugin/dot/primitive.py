@@ -174,7 +174,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 
 def decide(
   eqn: Any, target: targets.Target | None, *, for_export: bool = False
-) -> choice.Decided:
+) -> choice.DecidedCall:
   """Returns `choice.decide` of an equation of the primitive."""
   return choice.decide(
     eqn,

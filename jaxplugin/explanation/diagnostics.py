@@ -402,7 +402,7 @@ def _explain_matmul(
   for_export: bool,
 ) -> report.Explained:
   eqn = operation.eqn
-  decided: choice.Decided
+  decided: choice.DecidedCall
   if eqn.primitive is primitive.block_scaled_dot_p:
     decided = primitive.decide(eqn, target, for_export=for_export)
   else:
@@ -427,7 +427,7 @@ def _export_error(operation: program.TracedOperation) -> str | None:
 
 
 def _explain_decided(
-  eqn: Any, decided: choice.Decided, results: Sequence[Any]
+  eqn: Any, decided: choice.DecidedCall, results: Sequence[Any]
 ) -> dict[str, Any]:
   """Returns fields of a `report.Explained` that follow from a decision.
 
@@ -716,7 +716,7 @@ def _describe(aval: Any) -> str:
 
 
 def _backend_of(
-  decided: choice.Decided,
+  decided: choice.DecidedCall,
 ) -> decisions.BackendRecord[Any]:
   """Returns the backend that was chosen for a matmul."""
   operation: matching.MeasuredOperation[Any] = backends.OPERATION
@@ -727,7 +727,7 @@ def _backend_of(
 
 
 def _estimate(
-  eqn: Any, decided: choice.Decided, results: Sequence[Any]
+  eqn: Any, decided: choice.DecidedCall, results: Sequence[Any]
 ) -> estimates.Estimate | None:
   """Estimates a matmul; None if a size is symbolic.
 

@@ -159,7 +159,7 @@ def require_somewhere(choose: Callable[[targets.Target], Any]) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Decided:
+class DecidedCall:
   """One equation of a jaxpr, and the decision about it.
 
   Attributes:
@@ -182,7 +182,7 @@ def decide(
   choose: Callable[..., decisions.Decision],
   *,
   for_export: bool = False,
-) -> Decided:
+) -> DecidedCall:
   """Decides about an equation whose primitive takes a call.
 
   Args:
@@ -202,7 +202,7 @@ def decide(
     decision = choose(call, target)
   except NotImplementedError as e:
     error = str(e)
-  return Decided(
+  return DecidedCall(
     problem=call.problem(), target=target, decision=decision, error=error
   )
 

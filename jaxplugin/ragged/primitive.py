@@ -402,7 +402,7 @@ def decide(
   num_devices: int = 1,
   *,
   for_export: bool = False,
-) -> choice.Decided:
+) -> choice.DecidedCall:
   """Returns `choice.decide` of an equation of one of `PRIMITIVES`.
 
   Args:

@@ -73,7 +73,7 @@ class Lowering:
 
   name: str
   description: str
-  decided: choice.Decided | None
+  decided: choice.DecidedCall | None
   dot: Any
   traced: Any
   platform: str
@@ -355,7 +355,7 @@ def _result_dtype(call: module_calls.ModuleCall) -> np.dtype:
 
 
 def _description(
-  call: module_calls.ModuleCall, decided: choice.Decided | None
+  call: module_calls.ModuleCall, decided: choice.DecidedCall | None
 ) -> str:
   if call.name == module_calls.QUANTIZE:
     (x,) = call.operands
@@ -369,7 +369,7 @@ def _description(
 
 
 def _function_name(
-  call: module_calls.ModuleCall, decided: choice.Decided | None
+  call: module_calls.ModuleCall, decided: choice.DecidedCall | None
 ) -> str:
   """Returns a name such as block_scaled_dot.mxfp8_xla or quantize.nvfp4."""
   if call.name in (module_calls.QUANTIZE, module_calls.DEQUANTIZE):

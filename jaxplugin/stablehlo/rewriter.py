@@ -58,7 +58,7 @@ class Rewritten:
   call: str
   source: str
   description: str
-  decided: choice.Decided | None = None
+  decided: choice.DecidedCall | None = None
   dot: Any = dataclasses.field(default=None, repr=False)
   function: str = ""
   error: str = ""

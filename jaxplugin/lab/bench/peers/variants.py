@@ -112,7 +112,7 @@ def ours(
   Args:
     names: names of backends, or `CHOSEN`. None is the backends of `default`
       that support the row.
-    dots: the `choice.Decided` of each dot of the row.
+    dots: the `choice.DecidedCall` of each dot of the row.
     table: the backends by name.
     make: returns the variants of a backend. The second argument is whether the
       decision chose the backend.
