@@ -44,7 +44,6 @@ from jaxplugin.tables import resolution
 
 FORMAT: Final = "jaxplugin repro"
 VERSION: Final = 2
-_READ_VERSIONS: Final = (1, VERSION)
 ARRAY: Final = "array"
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # the first time that zip can represent
 _MANIFEST: Final = "manifest.json"
@@ -328,27 +327,25 @@ def read(path: pathlib.Path) -> Repro:
     return _parse(manifest, members)
 
 
-def _call(x: dict[str, Any]) -> CallRecord:
-  operands, loops = tuple(x["operands"]), x["loops"]
-  if isinstance(loops, int):  # version 1
-    loops = (loops,) * len(operands)
-  return CallRecord(**{**x, "operands": operands, "loops": tuple(loops)})
-
-
 def _parse(manifest: Any, members: dict[str, bytes]) -> Repro:
   if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
     raise ReproError("it is not a file of jp.repro.save")
-  if manifest["version"] not in _READ_VERSIONS:
+  if manifest["version"] != VERSION:
     raise ReproError(
       f"it has version {manifest['version']}, and this jaxplugin reads"
-      f" {VERSION} and earlier. Install the version of jaxplugin that wrote the"
-      f" file: {manifest.get('environment', {}).get('versions', {})}"
+      f" {VERSION}. Install the version of jaxplugin that wrote the file:"
+      f" {manifest.get('environment', {}).get('versions', {})}"
     )
   inputs = tuple(
     Input(**{**x, "shape": tuple(x["shape"]), "dtype": jnp.dtype(x["dtype"])})
     for x in manifest["inputs"]
   )
-  calls = tuple(map(_call, manifest["calls"]))
+  calls = tuple(
+    CallRecord(
+      **{**x, "operands": tuple(x["operands"]), "loops": tuple(x["loops"])}
+    )
+    for x in manifest["calls"]
+  )
   data = None
   if _DATA in members:
     with np.load(io.BytesIO(members[_DATA])) as arrays:
