@@ -585,7 +585,7 @@ class _Observer(acceptor_lib.Acceptor):
     weight = _Parameter(path=path, array=value)  # type: ignore[arg-type]
     self._weights.put(value, weight)
 
-  def _child(self) -> _Observer:
+  def _child(self, scopes: list[str]) -> _Observer:
     return _Observer(self._found)
 
   def warn(self, name: str, args: Sequence[Any], reason: str) -> None:

@@ -45,6 +45,7 @@ from jaxplugin.rewriting import facts
 from jaxplugin.rewriting import patterns
 from jaxplugin.rewriting import ragged_dots
 from jaxplugin.rewriting import sites
+from jaxplugin.rewriting import sources
 from jaxplugin.training import ragged as training_ragged
 
 WHO: Final = "accept_quantized"
@@ -171,12 +172,23 @@ class Acceptor(calls.Walker):
 
   is_rebuilding = True
 
-  def __init__(self, options: AcceptOptions, outcome: Outcome | None = None):
+  def __init__(
+    self,
+    options: AcceptOptions,
+    outcome: Outcome | None = None,
+    prefix: Sequence[str] = (),
+    source: str = "",
+  ):
     """Args:
     options: of `accept_quantized`.
     outcome: of the call, if this is a function inside the accepted one.
+    prefix: names of scopes around the function.
+    source: line of its call if the function is JAX's, otherwise "".
     """
     self._options = options
+    self._prefix, self._source = prefix, source
+    # Names of the scopes around the operation that is being replaced.
+    self._scopes: list[str] = []
     self.outcome = Outcome() if outcome is None else outcome
     self._products = facts.ArrayProducts()
     # Dequantized weights of this function.
@@ -222,6 +234,11 @@ class Acceptor(calls.Walker):
     found = self._products.of(x)
     return [] if found is None else [w.path for w in self._weights_of(found)]
 
+  def _origin(self, x: Any) -> sources.Origin | None:
+    """Returns the origin of a weight among a value's factors, or None."""
+    names = self._names(x)
+    return sources.Origin(path=names[0]) if names else None
+
   # As an Interceptor.
 
   def replace(
@@ -246,12 +263,15 @@ class Acceptor(calls.Walker):
     mixed = [x for x in args if self._names(x) and self.view(x) is None]
     self.warn(primitive.name, mixed, _MIXED)
     known = list(map(self.view, args))
+    self._scopes, source = sites.scope_names(), self._source
+    self._source = source or sites.source_of_call(params.get("jaxpr"))
     with sites.inside(primitive, params, []):
       if self._options.activations and not calls.is_inlined(primitive, params):
         patterns.record_outside(
-          primitive, args, params, [bool(self._names(x)) for x in args]
+          primitive, args, params, list(map(self._origin, args)), self._prefix
         )
       out = calls.results(self, primitive, args, params, known)
+    self._source = source
     if out is not None:
       self._products.note(primitive, args, params, out)
     return out
@@ -276,9 +296,10 @@ class Acceptor(calls.Walker):
     self, primitive: Any, args: Sequence[Any], index: int
   ) -> interception_private.MakeInterceptor:
     known = [self._factors(x) for x in args]
+    scopes = sites.scope_names()
 
     def make(inner: Sequence[Any]) -> Acceptor:
-      acceptor = self._child()
+      acceptor = self._child(scopes)
       # The function may close over known values.
       acceptor._products, acceptor._weights = self._products, self._weights
       inner = calls.own_args(primitive.name, index, inner, len(args))
@@ -311,7 +332,7 @@ class Acceptor(calls.Walker):
   def interceptor_of(
     self, jaxpr: Any, known: list[tuple[int, Any]], args: list[Any]
   ) -> Acceptor:
-    child = self._child()
+    child = self._child(self._scopes)
     invars = getattr(jaxpr, "jaxpr", jaxpr).invars
     for i, view in known:
       value, product = child._rebuild(view, invars[i].aval.dtype)
@@ -321,8 +342,11 @@ class Acceptor(calls.Walker):
         child._products.put(args[i], product)
     return child
 
-  def _child(self) -> Acceptor:
-    return Acceptor(self._options, self.outcome)
+  def _child(self, scopes: list[str]) -> Acceptor:
+    """Returns the acceptor of a function of an operation inside scopes."""
+    is_reset = sites.scope_names() != scopes
+    prefix = (*self._prefix, *(scopes if is_reset else ()))
+    return Acceptor(self._options, self.outcome, prefix, self._source)
 
   def warn(self, name: str, args: Sequence[Any], reason: str) -> None:
     """Warns that an operation dequantizes the weights among its arguments."""
@@ -412,7 +436,10 @@ class Acceptor(calls.Walker):
     if found is None:
       return None
     result = binding_private.abstract_result(primitive, args, params)
-    site = sites.make(primitive.name, args, params, result, (None, None), ())
+    origins = list(map(self._origin, args[:2]))
+    site = sites.make(
+      primitive.name, args, params, result, origins, self._prefix
+    )
     if found.call is None:
       note = found.reason
     elif not note:
@@ -424,7 +451,7 @@ class Acceptor(calls.Walker):
       name=found.name,
       dot=site.description,
       layer=site.name,
-      source=site.source,
+      source=self._source or site.source,
       is_fused=not note,
       note=note,
       variable=binding_private.identity(x),

@@ -263,7 +263,8 @@ class Dots(calls.Walker):
         primitive,
         args,
         params,
-        [o is not None and o.is_parameter for o in origins],
+        [o if o is not None and o.is_parameter else None for o in origins],
+        self.prefix,
       )
       if primitive.name not in calls.RULES:
         self.known.refuse_inside(primitive, args)
@@ -332,11 +333,7 @@ class Dots(calls.Walker):
       dots = dots.parent()
 
   def _source_of(self, jaxpr: Any) -> str:
-    if self.source:
-      return self.source
-    is_closed = isinstance(jaxpr, extend_core.ClosedJaxpr)
-    is_of_jax = is_closed and jax_private.is_of_jax(jaxpr)
-    return jax_private.user_frame() if is_of_jax else ""
+    return self.source or sites_lib.source_of_call(jaxpr)
 
   def for_functions(self, operation: str) -> Dots:
     """Returns a copy for the functions that an operation calls.

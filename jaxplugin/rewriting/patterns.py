@@ -27,6 +27,7 @@ from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.quantization import prologues
 from jaxplugin.rewriting import sites
+from jaxplugin.rewriting import sources
 
 _CALLS: Final = frozenset(
   {
@@ -129,7 +130,8 @@ def record_outside(
   primitive: Any,
   args: Sequence[Any],
   params: dict[str, Any],
-  are_weights: Sequence[bool],
+  weights: Sequence[sources.Origin | None],
+  prefix: Sequence[str],
 ) -> None:
   """Records norms and activations of arguments that matmuls inside read.
 
@@ -138,7 +140,9 @@ def record_outside(
 
   Args:
     primitive, args, params: the operation, which has jaxprs inside.
-    are_weights: which arguments are weights. Matmuls of others do not count.
+    weights: the origin of each argument that is a weight, or None. Matmuls of
+      other arguments do not count.
+    prefix: names of scopes around the function that is traced.
   """
   jaxprs = list(program.jaxprs_of(tuple(params.values())))
   if not sites.is_recording() or len(jaxprs) != 1:
@@ -152,27 +156,32 @@ def record_outside(
     traced = binding_private.staged(x)
     values.append(_Value(variable if traced is None else traced, None))
   function = _Function(jaxpr, values)
-  weights = {
-    id(v)
-    for v, is_weight in zip(jaxpr.invars, are_weights, strict=True)
-    if is_weight
+  origins = {
+    id(v): origin
+    for v, origin in zip(jaxpr.invars, weights, strict=True)
+    if origin is not None
   }
   for eqn in jaxpr.eqns:
     if eqn.primitive.name not in sites.PRODUCTS:
-      if any(id(v) in weights for v in eqn.invars):
-        weights.update(map(id, eqn.outvars))
+      for origin in [origins[id(v)] for v in eqn.invars if id(v) in origins]:
+        origins.update((id(v), origin) for v in eqn.outvars)
       continue
     types = [v.aval for v in eqn.invars]
     result = eqn.outvars[0].aval
     for atom, other in (eqn.invars[:2], eqn.invars[1::-1]):
-      if id(other) not in weights:
+      if id(other) not in origins:
         continue
       value, _ = matcher.before_layout(function.value(atom))
       found = matcher.find(value) if value.function is None else None
       if found is None or found.call is None:
         continue
       site = sites.make(
-        eqn.primitive.name, types, eqn.params, result, (None, None), ()
+        eqn.primitive.name,
+        types,
+        eqn.params,
+        result,
+        (origins[id(other)], None),
+        prefix,
       )
       chain = sites.Chain(
         name=found.name,

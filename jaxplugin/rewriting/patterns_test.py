@@ -755,6 +755,54 @@ class FusedMatmulsTest(parameterized.TestCase):
     self.assertEqual(name, "layer_norm with weight, bias")
     self.assertStartsWith(outcome, "fused")
 
+  def test_chains_of_quantized_weights_have_the_layers_of_quantize_dots(self):
+    class Block(nn.Module):
+      @nn.compact
+      def __call__(self, x, _):
+        x = nn.Dense(SIZE, use_bias=False, name="up")(nn.RMSNorm()(x))
+        w = self.param("w", nn.initializers.ones, (SIZE, SIZE))
+        return jax.nn.standardize(x) @ w, None
+
+    class Model(nn.Module):
+      @nn.compact
+      def __call__(self, x):
+        x, _ = nn.remat(Block)(name="first")(x, None)
+        layers = nn.scan(
+          Block, variable_axes={"params": 0}, split_rngs={"params": True},
+          length=2,
+        )  # fmt: skip
+        return layers(name="layers")(x, None)[0]
+
+    def chains(function, params):
+      found = jp.explain(function, params, jnp.ones((SIZE, SIZE))).chains
+      return [(c.layer, c.source, c.name) for c in found]
+
+    def plain(params, x):
+      with jax.named_scope("scope"):
+        x = model.apply({"params": params["model"]}, x)
+      return jax.jit(jnp.matmul)(llama(x, jnp.ones(SIZE)), params["last"])
+
+    model = Model()
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((64, 64)))
+    params = {"model": shapes["params"], "last": normal(SIZE, SIZE)}
+    params = jax.tree.map(lambda x: jnp.ones(x.shape), params)
+    params_q, _ = jp.quantize_params(
+      params,
+      "mxfp8",
+      where=lambda p: "scale" not in p.path and len(p.shape) - 2,
+    )
+    layers = chains(jp.quantize_dots(plain, "mxfp8"), params)
+    self.assertEqual(
+      chains(jp.accept_quantized(plain, activations="mxfp8"), params_q), layers
+    )
+    self.assertEqual(
+      [layer for layer, _, _ in layers],
+      [
+        *["scope/Model/first/up", "scope/Model/first"],
+        *["scope/Model/layers/up", "scope/Model/layers", "last"],
+      ],
+    )
+
   def test_norm_of_one_row_is_fused(self):
     w, x, weight = normal(SIZE, 32), normal(SIZE), normal(SIZE)
     model = fused(lambda w, x: llama(x, weight) @ w)

@@ -17,6 +17,7 @@ from typing import Literal
 
 import jax
 import numpy as np
+from jax.extend import core as extend_core
 
 from jaxplugin.core import formats
 from jaxplugin.core import parameter_names
@@ -246,6 +247,13 @@ def scope_names() -> list[str]:
       found.append(name.text)
     after_transform = name.is_transform
   return found
+
+
+def source_of_call(jaxpr: Any) -> str:
+  """Returns the line that calls a function of JAX; "" for other functions."""
+  is_closed = isinstance(jaxpr, extend_core.ClosedJaxpr)
+  is_of_jax = is_closed and jax_private.is_of_jax(jaxpr)
+  return jax_private.user_frame() if is_of_jax else ""
 
 
 def scope_of(site: Site) -> contextlib.AbstractContextManager[None]:
