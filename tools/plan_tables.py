@@ -65,8 +65,8 @@ _COLORS: Final = (
   drawing.GREY,
 )
 _WIDTH: Final = 920
-_BAR: Final = 540  # length of the longest bar
-_LEFT: Final = 190  # of the bars
+_BAR: Final = 500  # length of the longest bar
+_LEFT: Final = 120  # of the bars
 _ROW: Final = 26
 _LEAST: Final = 1e-3  # of the longest bar; shorter parts are not drawn
 
