@@ -76,7 +76,8 @@ class Kernel:
       kernel's quantized results and, if it only quantizes, the arrays that it
       reads. Such an array counts again if a kernel of another kind writes it.
       If a kernel computes a norm or activation in a second pass, after the
-      global scale, the arrays of both passes count once.
+      global scale or the statistics of rows, its reads of the first pass's
+      arrays and results count.
     times: how often the kernel runs.
     is_bound: whether `times` is a lower bound.
   """
@@ -317,7 +318,12 @@ class _Computation:
     kind, produces = self.kind(instruction)
     quantizing = 0.0
     if kind == "quantize":
-      quantizing = sum(self._quantized(instruction, writes, produces))
+      sums = self._sums(instruction)
+      quantizing = sum(
+        size
+        for size, is_sum in zip(writes, sums, strict=True)
+        if not (produces and is_sum)
+      )
       if not produces:
         quantizing += sum(reads.values())
         quantizing += sum(map(self._once_written, reads))
@@ -332,33 +338,28 @@ class _Computation:
       quantizing=quantizing,
     )
 
-  def _quantized(
-    self,
-    instruction: hlo_text.HloInstruction,
-    writes: Sequence[float],
-    produces: bool,
-  ) -> list[float]:
-    """Returns the bytes of the results that are not a producer's sum."""
-    shapes = hlo_text.arrays(instruction.shape)
+  def _sums(self, instruction: hlo_text.HloInstruction) -> list[bool]:
+    """Returns for each result whether it may be a producer's sum."""
     given = [
       hlo_text.arrays(self.instructions[x].shape) for x in instruction.operands
     ]
-    return [
-      size
-      for size, shape in zip(writes, shapes, strict=True)
-      if not (produces and [shape] in given)
-    ]
+    shapes = hlo_text.arrays(instruction.shape)
+    return [[shape] in given for shape in shapes]
 
   def _of_first_pass(self, reads: Iterable[Array]) -> set[Array]:
-    """Returns the arrays that quantize kernels before this one read."""
-    writers = [self.instructions[name] for name, _ in reads]
-    return {
-      array
-      for writer in writers
-      if writer.opcode not in (*hlo_text.FREE, *hlo_text.RUNNING)
-      and self.kind(writer)[0] == "quantize"
-      for array in self.reads(writer)
-    }
+    """Returns the arrays of quantize kernels that a second pass completes.
+
+    A second pass reads more than the sum that the first one writes.
+    """
+    found: set[Array] = set()
+    for name, index in reads:
+      writer = self.instructions[name]
+      if writer.opcode in (*hlo_text.FREE, *hlo_text.RUNNING):
+        continue
+      if self.kind(writer)[0] == "quantize" and not self._sums(writer)[index]:
+        found.update(self.reads(writer))
+        found.update(array for array in reads if array[0] == name)
+    return found
 
   def _once_written(self, array: Array) -> float:
     """Returns the bytes that another kind of kernel writes; 0 the next time."""

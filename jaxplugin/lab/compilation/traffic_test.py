@@ -268,6 +268,28 @@ ENTRY %main (x: f32[8,64]) -> u8[528] {
       # Partial maxima and the global scale are some hundred bytes.
       self.assertBetween(found, expected, expected + 2000)
 
+  @needs_compiler
+  @pytest.mark.lab
+  def test_second_launch_of_a_norm_reads_the_sum_of_the_first(self):
+    x = jax.ShapeDtypeStruct((64, 256), jnp.bfloat16)
+    size, quantized, statistics = 64 * 256 * 2, 64 * 256 * (1 + 1 / 32), 64 * 12
+    out = jp.OutFormat("mxfp8", axis=0)
+
+    def norms(x, *residuals):
+      results = []
+      for residual in residuals:
+        y, x = jp.nn.rms_norm(x, residual=residual, out_format=out)
+        results.append(y)
+      return results, x
+
+    for count in (1, 2):
+      compiled = deviceless.compile(
+        norms, *[x] * (1 + count), target=jp.named_target("h200")
+      )
+      found = traffic.quantizing(traffic.of_compiled(compiled))
+      # The next norm's first launch also reads the sum, as all norms do.
+      self.assertEqual(found, count * (size + 2 * statistics + quantized))
+
   def test_weights_are_separate(self):
     dot = jp.dot_general("mxfp8", "mxfp8")
 
