@@ -424,6 +424,14 @@ class TransformationsTest(parameterized.TestCase):
     for a, e in zip(actual, plain(), strict=True):
       self.assertGreater(np.mean(np.asarray(a) != e[0]), 0.5)
 
+  def test_sharded_tokens_are_rounded_as_those_of_one_device(self):
+    explicit.need_devices(self, 2)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
+    given, grad = (XS[0], WS[0], GS[0], KEYS[0]), grad_of(ROUNDED)
+    specs = [jax.sharding.PartitionSpec(*axes) for axes in ("d", "", "d", "")]
+    put = lambda x, spec: jax.device_put(x, jax.NamedSharding(mesh, spec))
+    assert_same(grad(*map(put, given, specs)), grad(*given))
+
   @parameterized.parameters(True, False)
   @pytest.mark.full
   def test_shard_map_rounds_each_shard_by_its_key(self, one_key):
