@@ -309,6 +309,9 @@ class _Accelerator(calls.Walker):
       name: _map_jaxprs(accelerated, value) for name, value in params.items()
     }
 
+  def note_own(self, function: Any, args: Sequence[Any]) -> None:
+    pass
+
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int
   ) -> interception_private.MakeInterceptor:

@@ -244,6 +244,8 @@ class Acceptor(calls.Walker):
   def replace(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
   ) -> Any:
+    if self._options.activations:
+      patterns.record_own(primitive, params, args)
     if primitive.name not in (*_DOTS, *calls.FOLLOWED):
       return None
     if not any(self._names(x) for x in args):
@@ -313,6 +315,9 @@ class Acceptor(calls.Walker):
       return acceptor
 
     return make
+
+  def note_own(self, function: Any, args: Sequence[Any]) -> None:
+    patterns.record_own_function(function, args)
 
   # As a `calls.Walker`.
 

@@ -446,6 +446,7 @@ class Rewriter:
       return self._base_key(params)
     if self._is_left(primitive):
       return None
+    patterns.record_own(primitive, params, args)
     given = (primitive, args, params, self._origins.of_all(args))
     if primitive.name in sites_lib.PRODUCTS:
       return self._dots.product(*given)
@@ -509,6 +510,9 @@ class Rewriter:
       return Rewriter(dots, list(zip(own, origins, strict=False)))
 
     return make
+
+  def note_own(self, function: Any, args: Sequence[Any]) -> None:
+    patterns.record_own_function(function, args)
 
 
 def evaluate_inlined(

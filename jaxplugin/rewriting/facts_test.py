@@ -35,6 +35,9 @@ class _Recorder:
   def inside(self, primitive, args, index):
     raise NotImplementedError
 
+  def note_own(self, function, args):
+    pass
+
 
 def known(function, *args):
   """A function's result, and what is known of it; None for nothing."""

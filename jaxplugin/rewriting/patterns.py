@@ -22,7 +22,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jaxplugin.core import error_context
 from jaxplugin.core import formats
+from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.quantization import prologues
@@ -191,6 +193,63 @@ def record_outside(
         note=f"the matmul is inside {name}, and {found.name} is not",
       )
       sites.record_chain(chain)
+
+
+_WEIGHTS: Final = (
+  "the code calls a matmul by quantized weights; pass it the result of"
+  " jp.nn.{}(..., out_format=...)"
+)
+# For operations and functions of this package: what the code calls, and why it
+# has no prologue, with the remedy.
+_OWN: Final = {
+  "block_scaled_dot": ("block_scaled_dot", _WEIGHTS),
+  "block_scaled_ragged_dot": ("ragged_dot", _WEIGHTS),
+  "_quantize": (
+    "quantize",
+    "the code calls jp.quantize; pass out_format= to jp.nn.{}",
+  ),
+  "quantized_dot": (
+    "a matmul with a recipe",
+    "the code calls a matmul with a recipe; call jax.lax.dot_general or"
+    " jax.lax.ragged_dot in its place",
+  ),
+}
+
+
+def record_own(
+  primitive: Any, params: dict[str, Any], args: Sequence[Any]
+) -> None:
+  """Records norms and activations that code passes to this package.
+
+  The code has chosen formats, so no transformation fuses them.
+  """
+  if sites.is_recording():
+    is_own = primitive.name == "jit" and jax_private.is_own(params["jaxpr"])
+    _record_own(params["name"] if is_own else primitive.name, args)
+
+
+def record_own_function(function: Any, args: Sequence[Any]) -> None:
+  """Records as `record_own` does, for a function inside an operation."""
+  if sites.is_recording():
+    _record_own(function.debug_info.func_name, args)
+
+
+def _record_own(name: str, args: Sequence[Any]) -> None:
+  if name not in _OWN:
+    return
+  what, note = _OWN[name]
+  for x in args:
+    found = find(x)
+    if found is None or found.call is None:
+      continue
+    chain = sites.Chain(
+      name=found.name,
+      dot=f"{what} of {error_context.shown(x)}",
+      layer="/".join(sites.scope_names()),
+      source=jax_private.user_frame(),
+      note=note.format(found.call.prologue.function),
+    )
+    sites.record_chain(chain)
 
 
 def _as_of(x: Any, call: prologues.Call) -> prologues.Call:

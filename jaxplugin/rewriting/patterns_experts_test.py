@@ -349,6 +349,58 @@ class QuantizedExpertsTest(absltest.TestCase):
       where=lambda site: False,
     )
 
+  def test_matmuls_of_this_package_in_the_code_have_a_line(self):
+    w = normal(EXPERTS, MODEL, MODEL)
+    w_q, norm = jp.quantize(w, "mxfp8"), lambda x: llama(x, jnp.ones(MODEL))
+    recipe = {"recipe": "mxfp8"}
+    dot = jp.dot_general(**recipe, weight="rhs")
+    one, numbers = w_q[0], (((1,), (0,)), ((), ()))
+
+    def model(w, x, sizes):
+      x = jp.linear(norm(x), one)
+      x = jp.linear(jp.quantize(jax.nn.silu(x) * (x @ w[1]), "mxfp8"), one)
+      x = jp.ragged_dot(norm(x), w_q, sizes)
+      x = dot(norm(x), w[0], numbers)
+      return jp.training.ragged_dot_general(norm(x), w, sizes, **recipe)
+
+    def in_scan(w, x, sizes):
+      step = lambda x, _: (model(w, x, sizes), None)
+      return lax.scan(step, x, length=3)[0]
+
+    by_weights = (
+      "separate: the code calls a matmul by quantized weights; pass it the"
+      " result of jp.nn.rms_norm(..., out_format=...)"
+    )
+    by_recipe = (
+      "separate: the code calls a matmul with a recipe; call"
+      " jax.lax.dot_general or jax.lax.ragged_dot in its place"
+    )
+    rows = f"float32[{ROWS}, {MODEL}]"
+    want = [
+      (f"block_scaled_dot of {rows}", by_weights),
+      (
+        f"quantize of {rows}",
+        "separate: the code calls jp.quantize; pass out_format= to"
+        " jp.nn.silu_and_mul",
+      ),
+      (f"ragged_dot of {rows}", by_weights),
+      *[(f"a matmul with a recipe of {rows}", by_recipe)] * 2,
+    ]
+    args = w, normal(ROWS, MODEL), sizes()
+    for f, trips in ((model, 1), (jax.jit(model), 1), (in_scan, 3)):
+      function = jp.quantize_dots(f, "mxfp8", fuse_activations=True)
+      found = jp.explain(function, *args).chains
+      self.assertEqual([(c.dot, c.outcome) for c in found], want)
+      self.assertEqual({c.trips for c in found}, {trips})
+    stored = jp.quantize(w.mT, "mxfp8").transpose(0, 2, 1)
+    accept = lambda w, x, sizes: (
+      jp.linear(norm(x), one),
+      dot(norm(x), x.T, numbers),
+      lax.ragged_dot(x, w, sizes),
+    )
+    found = jp.explain(accepted(accept), stored, *args[1:]).chains
+    self.assertEqual([(c.dot, c.outcome) for c in found], [want[0], want[-1]])
+
   def test_rows_in_another_layout_are_separate(self):
     numbers = lax.RaggedDotDimensionNumbers(
       (((0,), (1,)), ((), ())), (1,), (0,)

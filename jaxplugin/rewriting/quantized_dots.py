@@ -20,13 +20,16 @@ import jax
 from jaxplugin.arrays import leaves
 from jaxplugin.core import error_context
 from jaxplugin.dot import backends
+from jaxplugin.dot import primitive as dot_primitive
 from jaxplugin.dot import rules
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.ragged import primitive as ragged_primitive
 from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import dots as dots_lib
 from jaxplugin.rewriting import operands
+from jaxplugin.rewriting import patterns
 from jaxplugin.rewriting import sites
 from jaxplugin.rewriting import sources
 from jaxplugin.training import recipes
@@ -215,6 +218,12 @@ def _leaves(tree: Any) -> list[Any]:
   return jax.tree.leaves(tree, is_leaf=operands.is_operand)
 
 
+# Matmuls of this package that code calls.
+_OWN: Final = frozenset(
+  {dot_primitive.block_scaled_dot_p, ragged_primitive.ragged_dot_p}
+)
+
+
 class _Watcher:
   """A `binding_private.Watcher` that replaces matmuls."""
 
@@ -224,6 +233,7 @@ class _Watcher:
     | frozenset(calls.FOLLOWED)
     | calls.CUSTOM_RULES
     | {"shard_map"}
+    | _OWN
   )
 
   def __init__(
@@ -263,6 +273,9 @@ class _Watcher:
         self._origins.note(primitive, args, params, out)
         self._dots.known.follow(primitive, args, out)
       return out
+    patterns.record_own(primitive, params, args)
+    if primitive in _OWN:
+      return bind(*args, **params)
     dots = self._dots_at(position)
     origins: list[sources.Origin | None] = [None] * len(args)
     if not self._is_rule:
@@ -306,6 +319,8 @@ class _Watcher:
           )
           for i, f in enumerate(functions)
         )
+      else:
+        patterns.record_own_function(functions[0], args)
       return bind(*args, **dict(params, subfuns=functions))
     if calls.is_inlined(primitive, params):
       out = dots_lib.evaluate_inlined(dots, primitive, args, params, origins)

@@ -53,11 +53,12 @@ class Watcher(Protocol):
   """Sees the operations of a function, see `call_watched`.
 
   Attributes:
-    primitives: names of the operations it sees. All watchers have the same.
+    primitives: the operations it sees, or their names if they are JAX's. All
+      watchers have the same.
   """
 
   @property
-  def primitives(self) -> frozenset[str]: ...
+  def primitives(self) -> frozenset[Any]: ...
 
   def bind(
     self,
@@ -108,8 +109,8 @@ def is_placed(params: dict[str, Any]) -> bool:
 
 
 @functools.cache
-def _primitives(names: frozenset[str]) -> tuple[Any, ...]:
-  found: dict[Any, None] = {}
+def _primitives(names: frozenset[Any]) -> tuple[Any, ...]:
+  found = {x: None for x in names if isinstance(x, core.Primitive)}
   for module in _MODULES:
     for x in vars(importlib.import_module(f"jax._src.{module}")).values():
       if isinstance(x, core.Primitive) and x.name in names:
@@ -117,7 +118,7 @@ def _primitives(names: frozenset[str]) -> tuple[Any, ...]:
   return tuple(found)
 
 
-def _change_threads_inside(by: int, names: frozenset[str]) -> None:
+def _change_threads_inside(by: int, names: frozenset[Any]) -> None:
   global _threads_inside
   with _lock:
     if _threads_inside == 0:

@@ -51,6 +51,9 @@ class Interceptor(Protocol):
     (`jvp`; `fwd` and `bwd`).
     """
 
+  def note_own(self, function: Any, args: Sequence[Any]) -> None:
+    """Receives a function of this package that an operation calls."""
+
 
 # Makes the interceptor of one call, given the positional arguments.
 MakeInterceptor = Callable[[Sequence[Any]], Interceptor]
@@ -80,6 +83,7 @@ class _InterceptingTrace(binding_private.PassingTrace):
 
   def inside(self, primitive, args, *functions):
     if jax_private.is_own_function(functions[0]):
+      self.interceptor.note_own(functions[0], args)
       return functions
     return [
       binding_private.wrapped(
