@@ -340,17 +340,26 @@ class SitesTest(parameterized.TestCase):
     self.assertEqual({c.reduce_dtype.name for c in default}, {"float32"})
 
 
-class OperandsTest(absltest.TestCase):
-  def test_quantized_experts_are_taken(self):
-    w = PARAMS["down"].swapaxes(1, 2)
-    w_q = jp.quantize_operand(w, MXFP8, contracting=2, batch=0)
-    x = normal(8, 21, HIDDEN)
+NEAREST = dataclasses.replace(NVFP4, stochastic_rounding=False)
+
+
+class OperandsTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (MXFP8, JAXS, 1),
+    (MXFP8, OURS, 2),
+    (NEAREST, JAXS, 1),
+    (dataclasses.replace(NEAREST, weight_2d=False), JAXS, 1),
+  )
+  @pytest.mark.sample(1)
+  def test_quantized_experts_are_taken(self, recipe, numbers, contracting):
+    w, x = PARAMS["down"], normal(8, 21, HIDDEN)
+    w = w if contracting == 1 else w.mT
+    w_q = jp.quantize_operand(w, recipe, contracting=contracting, batch=0)
 
     def loss(w, x):
-      y = lax.ragged_dot_general(x, w, SIZES, OURS)
-      return (y**2).sum()
+      return (lax.ragged_dot_general(x, w, SIZES, numbers) ** 2).sum()
 
-    quantized = jp.quantize_dots(loss, MXFP8)
+    quantized = jp.quantize_dots(loss, recipe)
     jaxpr = jax.make_jaxpr(quantized)(w_q, x)
     # The rows are quantized, and the weights are not quantized again.
     self.assertEqual(transformations.count("block_quantize", jaxpr.jaxpr), 1)
@@ -360,10 +369,11 @@ class OperandsTest(absltest.TestCase):
     assert_same((value, of_w.primal), expected)
 
   def test_experts_quantized_for_another_matmul_are_refused(self):
-    w_q = jp.quantize_operand(PARAMS["down"], MXFP8, contracting=1, batch=0)
+    w_q = jp.quantize_operand(PARAMS["down"], MXFP8, contracting=2, batch=0)
     dot = jp.quantize_dots(lambda w, x: plain(x, w, SIZES), MXFP8)
     with self.assertRaisesRegex(
-      TypeError, "quantize_dots: a quantized operand must have dimensions"
+      TypeError,
+      r"quantize_dots: rhs must be quantized for .* \[1\] and .* \[0\]",
     ):
       dot(w_q, normal(8, 21, HIDDEN))
 

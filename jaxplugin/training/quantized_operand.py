@@ -165,6 +165,37 @@ class QuantizedOperand:
       )
     return QuantizedOperand(primal, self._forward, self._backward, self.use)
 
+  def transposed(self, order: Sequence[int]) -> QuantizedOperand:
+    """Returns the operand of the same matmul of the transposed array."""
+    places = lambda dims: tuple(map(order.index, dims))
+
+    def copied(x: Any) -> Any:
+      return x and products.bits_of(products.of_bits(x).transpose(*order))
+
+    def quantized(spec: operands.QuantizeSpec | None) -> Any:
+      if spec is None:
+        return None
+      along = dataclasses.replace(
+        spec.along, dims=places(spec.along.dims), lead=places(spec.along.lead)
+      )
+      square = spec.options.square and places(spec.options.square)
+      options = dataclasses.replace(spec.options, square=square)
+      return dataclasses.replace(spec, along=along, options=options)
+
+    use = Use(
+      role=self.use.role,
+      contracting=places(self.use.contracting),
+      batch=places(self.use.batch),
+      forward=quantized(self.use.forward),
+      backward=quantized(self.use.backward),
+    )
+    return QuantizedOperand(
+      jnp.transpose(self.primal, order),
+      copied(self._forward),
+      copied(self._backward),
+      use,
+    )
+
   def __getitem__(self, index: Any) -> QuantizedOperand:
     """Returns this operand for `[...]`, as layers read a parameter."""
     if index is not Ellipsis:
@@ -446,13 +477,7 @@ def _validate(
     )
   index = ("lhs", "rhs").index(side)
   contracting, batch = (dims[index] for dims in setting.numbers)
-  if (x.use.contracting, x.use.batch) != (contracting, batch):
-    raise TypeError(
-      f"{scheme.who}: {side} must be quantized for contracting dimensions"
-      f" {list(contracting)} and batch dimensions {list(batch)}, got one for"
-      f" {list(x.use.contracting)} and {list(x.use.batch)}, {x!r}; pass"
-      f" contracting={contracting}, batch={batch} to quantize_operand"
-    )
+  require_dims(scheme.who, side, x, contracting, batch)
   pairs = zip(
     ("forward", "backward"),
     _copies(wanted, scheme.recipe),
@@ -466,6 +491,23 @@ def _validate(
         f" got {_described(own)} in {x!r}; pass the same recipe to"
         " quantize_operand"
       )
+
+
+def require_dims(
+  who: str,
+  side: products.Side,
+  x: QuantizedOperand,
+  contracting: sides.Dims,
+  batch: sides.Dims,
+) -> None:
+  """Raises TypeError if an operand was quantized for other dimensions."""
+  if (x.use.contracting, x.use.batch) != (contracting, batch):
+    raise TypeError(
+      f"{who}: {side} must be quantized for contracting dimensions"
+      f" {list(contracting)} and batch dimensions {list(batch)}, got one for"
+      f" {list(x.use.contracting)} and {list(x.use.batch)}, {x!r}; pass"
+      f" contracting={contracting}, batch={batch} to quantize_operand"
+    )
 
 
 def _is_same(

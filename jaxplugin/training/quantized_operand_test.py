@@ -625,9 +625,10 @@ class ErrorsTest(parameterized.TestCase):
     numbers = jax.lax.RaggedDotDimensionNumbers(
       (((1,), (1,)), ((), ())), (0,), (0,)
     )
-    w_q = jp.quantize_operand(w, recipe, contracting=1, batch=0)
+    w_q = jp.quantize_operand(w, recipe, contracting=2, batch=0)
     with self.assertRaisesRegex(
-      TypeError, r"must have dimensions \(groups, n, k"
+      TypeError,
+      r"dimensions \[1\] and batch dimensions \[0\], got .* \[2\] and",
     ):
       ragged(X, w_q, ragged_dot_dimension_numbers=numbers)
 

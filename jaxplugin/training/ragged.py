@@ -88,7 +88,8 @@ def ragged_dot_general(
   Args:
     lhs: f32, bf16 or f16 [m, k], rows sorted by group.
     rhs: f32, bf16 or f16 [groups, n, k], or the `QuantizedOperand` of
-      `jp.quantize_operand(rhs, recipe, contracting=2, batch=0)`.
+      `jp.quantize_operand(rhs, recipe, contracting=2, batch=0)`. Copies in
+      another order are transposed.
     group_sizes: integers [groups], see `jp.ragged_dot`.
     ragged_dot_dimension_numbers: for other orders of dimensions. The ragged
       dimension must not be contracted.
@@ -122,7 +123,7 @@ def ragged_dot_general(
   with error_context.in_function(error_context.who(WHO)):
     recipe = recipes.resolve(sides.who(), "recipe", recipe)
     choice.validate_name(backends.OPERATION, implementation)
-    given = _unless_quantized(lhs), rhs
+    given: tuple[Any, Any] = (_unless_quantized(lhs), rhs)
     lhs = dot_arguments.float_operand("lhs", quantized_operand.primal_of(lhs))
     rhs = dot_arguments.float_operand("rhs", quantized_operand.primal_of(rhs))
     order = general.Order.of(ragged_dot_dimension_numbers, lhs, rhs)
@@ -132,13 +133,13 @@ def ragged_dot_general(
         " under a recipe, which uses that contraction only for the gradients"
         " of weights; for quantized arrays call jaxplugin.ragged_dot_general"
       )
-    is_quantized = quantized_operand.is_operand(given[1])
-    if is_quantized and order.rhs != (0, 1, 2):
-      raise TypeError(
-        f"{sides.who()}: a quantized operand must have dimensions (groups, n,"
-        f" k), got {given[1]!r} with {ragged_dot_dimension_numbers}; transpose"
-        " the weights before you quantize them"
+    if quantized_operand.is_operand(given[1]):
+      group, _, contracting = order.rhs
+      quantized_operand.require_dims(
+        sides.who(), "rhs", given[1], (contracting,), (group,)
       )
+      if order.rhs != (0, 1, 2):
+        given = given[0], given[1].transposed(order.rhs)
     lhs, weights = order.transposed(lhs, rhs)
     group_sizes = dot_arguments.integers("group_sizes", group_sizes)
     rules.validate_groups(group_sizes, weights.shape[0])
