@@ -20,11 +20,28 @@
 // The same as DecodeByteScales for the first `left` of 16 scales. Compilers do not
 // vectorize its loop for fewer than 64 scales: 16 rows of MXFP4 then take 1.2
 // times as long (Zen 5, 2026-11).
-JAXPLUGIN_ALWAYS_INLINE __m512 DecodeScales16(const Operand& x,
+JAXPLUGIN_ALWAYS_INLINE __m512 DecodeScales16(ScaleKind kind, int unit_exponent,
                                               const uint8_t* at, int64_t left) {
-  const __m512 unit = _mm512_set1_ps(PowerOf(UnitExponent(x)));
-  const __m512 some = LoadScales(x.scale_kind, at, left);
-  if (x.scale_kind == ScaleKind::kE4M3) return _mm512_mul_ps(some, unit);
+  if (kind == ScaleKind::kE8M0) {
+    // A scale that becomes 0 belongs to a block of zeros or to an unsafe row.
+    const __mmask16 present =
+        left >= 16 ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
+    const __m512i code =
+        _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(present, at));
+    const __m512i exponent = _mm512_subs_epu16(
+        _mm512_min_epu8(code, _mm512_set1_epi32(127 + kMostExponent)),
+        _mm512_set1_epi32(-unit_exponent));
+    return _mm512_castsi512_ps(_mm512_mask_mov_epi32(
+        _mm512_slli_epi32(exponent, 23),
+        _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(0xff)),
+        _mm512_set1_epi32(static_cast<int>(kQuietNan))));
+  }
+  const __m512 unit = _mm512_set1_ps(PowerOf(unit_exponent));
+  const __m512 some = LoadScales(kind, at, left);
+  // Rows with an Inf are unsafe, and other scales of these kinds are small.
+  if (kind == ScaleKind::kE4M3 || kind == ScaleKind::kF16) {
+    return _mm512_mul_ps(some, unit);
+  }
   const __m512i bits = _mm512_castps_si512(some);
   const __m512i most = _mm512_set1_epi32((127 + kMostExponent) << 23);
   const __m512i infinity = _mm512_set1_epi32(static_cast<int>(kInfinity));
@@ -50,7 +67,8 @@ struct PieceLanes {
 constexpr PieceLanes kPieceLanes;
 
 // The same as DecodePieceScales, faster for blocks of 1, 2, 4, 8 or 16 pieces.
-// `first` is a multiple of 16.
+// `first` is a multiple of 16. Writes no pieces after the 16 that have the last
+// value.
 template <int kPiece, int kCount>
 void PieceScales(const Operand& x, int64_t row, int64_t first, float* out) {
   static_assert(kCount % 16 == 0);
@@ -61,12 +79,25 @@ void PieceScales(const Operand& x, int64_t row, int64_t first, float* out) {
   }
   const int shift = __builtin_ctzll(each);
   const __m512i lanes = _mm512_load_si512(kPieceLanes.of[shift]);
-  for (int64_t i = 0; i < kCount; i += 16) {
-    const int64_t column = (first + i) >> shift;
-    const __m512 some = DecodeScales16(x, ScaleAt(x, row, column),
-                                       Max(x.scale_cols - column, 0));
-    _mm512_store_si512(
-        out + i, _mm512_castps_si512(_mm512_permutexvar_ps(lanes, some)));
+  const int64_t count = Min(kCount, CeilDiv(x.k, kPiece) - first);
+  const auto decode = [&](ScaleKind kind) __attribute__((always_inline)) {
+    const int unit = UnitExponent(x);
+    for (int64_t i = 0; i < count; i += 16) {
+      const int64_t column = (first + i) >> shift;
+      const int64_t left = x.scale_cols - column;
+      const uint8_t* at = ScaleAt(x, row, column);
+      // The constant 16 saves the masks of loads.
+      const __m512 some = left >= 16 ? DecodeScales16(kind, unit, at, 16)
+                                     : DecodeScales16(kind, unit, at, left);
+      _mm512_store_si512(
+          out + i, _mm512_castps_si512(_mm512_permutexvar_ps(lanes, some)));
+    }
+  };
+  switch (x.scale_kind) {  // a loop for each kind
+    case ScaleKind::kE8M0: return decode(ScaleKind::kE8M0);
+    case ScaleKind::kE4M3: return decode(ScaleKind::kE4M3);
+    case ScaleKind::kF16: return decode(ScaleKind::kF16);
+    default: return decode(x.scale_kind);
   }
 }
 

@@ -8,7 +8,7 @@
 // and is multiplied by the product of both scales.
 //
 // Roundings (see sums.inl): 1 in the product of two scales, 8 in a step (each of
-// up to 8 vectors), 4 in the sum of the lanes and 1 in the total.
+// its vectors), 4 in the sum of the lanes and 1 in the total.
 
 // The indices of the even bytes of two vectors.
 struct EvenBytes {
@@ -23,18 +23,16 @@ constexpr EvenBytes kEvenBytes;
 // kPiece is the smaller of both pieces (PieceOf).
 template <int kPiece, Format kWeights>
 struct FewRowsVnni {
-  static constexpr int64_t kStep = 512;  // values
-  // The steps whose scales are decoded at once.
-  static constexpr int64_t kChunkSteps = 8;
-  // Weights of up to so many steps decode fewer scales at once: 1 x 3072 x 576 is
-  // 1.2x to 1.7x faster with INT4, MXFP4 and INT8 (two Zen 5 cores, 2026-11).
-  static constexpr int64_t kShortSteps = 3;
   static constexpr bool kIsPacked = IsPacked(kWeights);
-  static constexpr int kVectors = kStep * (kIsPacked ? 4 : 8) / 512;
-  static constexpr int kValues = kStep / kVectors;  // of a vector of codes
+  static constexpr int kVectors = 8;  // of codes in a step
+  static constexpr int kValues = kIsPacked ? 128 : 64;  // of a vector of codes
+  static constexpr int64_t kStep = kVectors * kValues;
+  // The steps whose scales are decoded at once.
+  static constexpr int64_t kChunkSteps = 4096 / kStep;
   static constexpr int kParts = kValues / 64;
   static constexpr int kPieces = kStep / kPiece;
-  static constexpr int kScaleVectors = kPieces / 16;
+  // The vectors whose pieces have 16 scales.
+  static constexpr int kScaleVectors = 16 * kPiece / kValues;
   // The layout of a step of a row: [values][initial sums][scales].
   static constexpr int64_t kSums = kStep;
   static constexpr int64_t kScales = kSums + kVectors * 64;
@@ -85,12 +83,12 @@ struct FewRowsVnni {
   // The constants of the loops.
   struct Constants {
     __m512i table, sign;
-    __m512i lanes[kVectors];  // the index of the scale of each dword
+    __m512i lanes[kScaleVectors];  // the index of the scale of each dword
 
     explicit Constants(const FewRowsVnni& x)
         : table(_mm512_load_si512(x.biased.bytes)),
           sign(_mm512_set1_epi8(static_cast<char>(0x80))) {
-      for (int v = 0; v < kVectors; ++v) {
+      for (int v = 0; v < kScaleVectors; ++v) {
         lanes[v] = _mm512_load_si512(x.index.lanes[v]);
       }
     }
@@ -108,15 +106,8 @@ struct FewRowsVnni {
                                            const float* scale, const uint8_t* x,
                                            int64_t x_row_bytes, __m512* total,
                                            __m512* rest) {
-    __m512 scales[kRows][kScaleVectors], sum[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      for (int i = 0; i < kScaleVectors; ++i) {
-        scales[r][i] =
-            _mm512_mul_ps(Floats(scale + 16 * i),
-                          Floats(x + r * x_row_bytes + kScales + 64 * i));
-      }
-      sum[r] = _mm512_setzero_ps();
-    }
+    __m512 scales[kRows], sum[kRows];
+    for (int r = 0; r < kRows; ++r) sum[r] = _mm512_setzero_ps();
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       if (!kIsWhole && v * 64 >= left) break;
@@ -137,15 +128,19 @@ struct FewRowsVnni {
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         const uint8_t* xr = x + r * x_row_bytes;
+        if (v % kScaleVectors == 0) {
+          const int i = v / kScaleVectors;
+          scales[r] = _mm512_mul_ps(Floats(scale + 16 * i),
+                                    Floats(xr + kScales + 64 * i));
+        }
         __m512i dot = _mm512_load_si512(xr + kSums + v * 64);
 #pragma GCC unroll 2
         for (int i = 0; i < kParts; ++i) {
           dot = _mm512_dpbusd_epi32(
               dot, y[i], _mm512_load_si512(xr + v * kValues + i * 64));
         }
-        const __m512 spread =
-            _mm512_permutexvar_ps(constants.lanes[v],
-                                  scales[r][v * kScaleVectors / kVectors]);
+        const __m512 spread = _mm512_permutexvar_ps(
+            constants.lanes[v % kScaleVectors], scales[r]);
         sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), spread, sum[r]);
       }
     }
@@ -172,12 +167,8 @@ struct FewRowsVnni {
     for (int r = 0; r < kRows; ++r) total[r] = rest[r] = _mm512_setzero_ps();
     for (int64_t s0 = 0; s0 < steps; s0 += kChunkSteps) {
       alignas(64) float scale[kChunkSteps * kPieces];
-      if (steps <= kShortSteps) {
-        PieceScales<kPiece, kShortSteps * kPieces>(weights, w, 0, scale);
-      } else {
-        PieceScales<kPiece, kChunkSteps * kPieces>(weights, w, s0 * kPieces,
-                                                   scale);
-      }
+      PieceScales<kPiece, kChunkSteps * kPieces>(weights, w, s0 * kPieces,
+                                                 scale);
       const int64_t end = Min(s0 + kChunkSteps, whole);
       int64_t s = s0;
       for (; s < end; ++s) {
