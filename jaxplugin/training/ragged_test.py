@@ -13,6 +13,7 @@ from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.testing import quantization_lowerings
 from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.oracles import gradients_oracle
 from jaxplugin.testing.oracles import recipes_oracle
@@ -211,6 +212,7 @@ class TransformationsTest(parameterized.TestCase):
       scale = float(np.abs(want).max())
       np.testing.assert_allclose(have, want, rtol=0, atol=2e-6 * scale)
 
+  @quantization_lowerings.needs_library
   def test_explain_tells_each_product_and_its_cost(self):
     x, w, _ = _arrays()
     f = lambda x, w: jnp.sum(_dot(training.NVFP4_RECIPE)(x, w))

@@ -28,6 +28,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,15 @@ CPP_TESTS: Final = (
   *("kernels/cpu", "jaxplugin/dot/backends/cpu_test.py"),
   *("jaxplugin/quantization/backends/cpu_test.py", "jaxplugin/ragged"),
 )
+FIND_LIBRARY: Final = """
+from jaxplugin.kernels.cpu import library
+print(library.find())
+"""
+LOAD_LIBRARY: Final = """
+import jax.ffi
+from jaxplugin.kernels.cpu import library
+library.load(jax.ffi.include_dir())
+"""
 TIMEOUT_SECONDS: Final = 900
 USAGE_ERROR: Final = 4  # exit statuses of pytest
 NO_TESTS: Final = 5
@@ -154,8 +164,24 @@ class Checkout:
           file.unlink()
           file.write_text(text)
     self.python = copy / "bin/python"
+    self._copy_library(venv / "bin/python")
     self._sound: dict[str, bool] = {}
     self._collected: set[str] | None = None
+
+  def _copy_library(self, python: pathlib.Path) -> None:
+    """Copies the library of CPU kernels that tests in ROOT use.
+
+    The environment may have none, or that of another checkout, and tests that
+    expect the kernels would fail without a fault.
+    """
+    command = [str(python), "-c", FIND_LIBRARY]
+    found = subprocess.check_output(command, cwd=ROOT, text=True).strip()
+    built = self.directory / "build/cpu"
+    built.mkdir(parents=True)
+    shutil.copy2(found, built)
+    # It is an error if the library was built from other sources.
+    command = [str(self.python), "-c", LOAD_LIBRARY]
+    subprocess.check_call(command, cwd=self.directory)
 
   def collected(self, leg: str) -> set[str]:
     """Returns the names of the tests of `leg`."""
@@ -210,6 +236,8 @@ class Checkout:
       failures = self._test(tests, leg, matrix)
     finally:
       path.write_text(text)
+    if mutant.is_cpp and failures:
+      self.build()  # the next line must not test the mutant's library
     for test in failures:
       if not self._passes(test, leg):
         raise RuntimeError(f"{test} fails without a fault. Mend it first.")
@@ -217,7 +245,7 @@ class Checkout:
     return self._outcome(mutant, status, failures, len(tests), start)
 
   def _is_built(self) -> bool:
-    return (self.directory / "build/cpu").is_dir()
+    return (self.directory / "build/cpu/CMakeCache.txt").is_file()
 
   def _outcome(self, mutant, status, failures, tests, start) -> Outcome:
     return Outcome(
