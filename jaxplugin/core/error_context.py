@@ -71,11 +71,14 @@ def in_function(name: str) -> Iterator[None]:
 
 
 def require_function(name: str, fn: Any) -> None:
-  """Raises TypeError that names the function `name` if `fn` is not callable."""
-  if not callable(fn):
+  """Raises TypeError that names the function `name` if `fn` is not callable.
+
+  A program that JAX has compiled cannot be traced.
+  """
+  if not callable(fn) or hasattr(fn, "runtime_executable"):
     raise TypeError(
       f"{who(name)}: fn must be a function, got {shown(fn)}; pass the function"
-      " itself, not what it returns"
+      " itself, not what it returns, and not compiled"
     )
 
 

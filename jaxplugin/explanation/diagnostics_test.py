@@ -23,8 +23,10 @@ def _operand(format, *shape):
 
 class ExplainTest(parameterized.TestCase):
   def test_what_is_no_function_is_refused(self):
-    with self.assertRaisesRegex(TypeError, "explain: fn must be .* got None"):
-      jp.explain(None, jnp.ones(3))
+    compiled = jax.jit(jnp.sin).lower(jnp.ones(3)).compile()
+    for fn, text in ((None, "None"), (compiled, ".*Compiled.*not compiled")):
+      with self.assertRaisesRegex(TypeError, f"explain: fn must .* got {text}"):
+        jp.explain(fn, jnp.ones(3))
 
   def test_every_dot_is_listed_with_its_problem_and_its_line(self):
     def model(x, w, v):
