@@ -50,6 +50,7 @@ from jaxplugin.ragged import primitive as ragged_primitive
 from jaxplugin.ragged import problems as ragged_problems
 from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import sites as sites_lib
+from jaxplugin.rewriting import sources
 from jaxplugin.runtime import lowering
 from jaxplugin.stablehlo import module_calls
 from jaxplugin.stablehlo import module_parsing
@@ -306,6 +307,12 @@ def _readers(variable: Any, jaxpr: Any) -> Iterator[str]:
   """
   for eqn in jaxpr.eqns:
     is_read = any(variable is v for v in eqn.invars)
+    if is_read and eqn.primitive.name == "custom_jvp_call":
+      given = eqn.primitive, eqn.params, eqn.invars
+      source = sources.source_of(*given, result=0)
+      if source is not None and eqn.invars[source] is variable:
+        yield from _readers(eqn.outvars[0], jaxpr)
+        continue
     is_guard = eqn.primitive in (
       tangents.derivative_guard_p,
       tangents.without_derivative_p,

@@ -242,4 +242,4 @@ def scope(problem: Any, implementation: str) -> str:
   without_sizes = re.sub(r"\[[^]]*\]", "", str(problem))
   name = f"{without_sizes.partition(',')[0]} by {implementation}"
   prologue = getattr(problem, "prologue", None)
-  return name if prologue is None else f"{prologue.function} of {name}"
+  return name if prologue is None else f"{prologue.name} of {name}"

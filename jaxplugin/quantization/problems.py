@@ -361,6 +361,7 @@ _PROLOGUE: Final[dict[str, records.Scalar]] = {
   "prologue": None,
   "operands": "",
   "halves": None,
+  "gradient": None,
 }
 _PROLOGUE_WORDS: Final = {
   "prologue": (*prologues.NORMS, *prologues.GATED),
@@ -370,6 +371,7 @@ _PROLOGUE_WORDS: Final = {
     for names in itertools.combinations(prologues.OPERANDS, count)
   ],
   "halves": prologues.HALVES,
+  "gradient": prologues.GRADIENTS,
 }
 _DEQUANTIZE: Final[dict[str, records.Scalar]] = {"global_scale": "none"}
 _DEQUANTIZE_WORDS: Final = {"global_scale": ("none", "scalar")}
@@ -399,9 +401,12 @@ def fields_of(problem: QuantizationProblem) -> records.Fields | None:
   if (prologue := problem.prologue) is not None:
     if "along" in sizes and len(problem.shape) != 2:
       return None  # Rows merge dimensions that a norm does not.
-    values = (prologue.function, ",".join(prologue.operands), prologue.halves)
-    found = zip(_PROLOGUE, values, strict=True)
-    fields |= {name: value for name, value in found if value}
+    given = {
+      **vars(prologue),
+      "prologue": prologue.function,
+      "operands": ",".join(prologue.operands),
+    }
+    fields |= {name: given[name] for name in _PROLOGUE if given[name]}
   for number, options in enumerate(problem.options):
     if options.key_impl not in (None, THREEFRY):
       return None
@@ -495,6 +500,7 @@ def _prologue_of(row: matching.RowFields) -> prologues.Prologue | None:
     function=found["prologue"],
     operands=tuple(filter(None, found["operands"].split(","))),
     halves=found["halves"],
+    gradient=found["gradient"],
   )
 
 

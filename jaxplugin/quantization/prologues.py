@@ -32,9 +32,12 @@ T = TypeVar("T")
 
 NORMS: Final = ("rms_norm", "layer_norm")
 GATED: Final = ("silu_and_mul", "gelu_and_mul", "swigluoai")
-OPERANDS: Final = ("up", "weight", "bias", "residual")
-OF_X: Final = ("up", "residual")  # operands with x's dtype and shape
+OPERANDS: Final = ("up", "weight", "bias", "residual", "cotangent")
+# Operands with x's dtype. They have x's shape, except that a cotangent has half
+# the features of halves.
+OF_X: Final = ("up", "residual", "cotangent")
 HALVES: Final = ("split", "interleaved")
+GRADIENTS: Final = ("x", "up")
 
 # gelu's tanh approximation: arXiv 1606.08415, section 2.
 _GELU_CUBIC: Final = 0.044715
@@ -68,17 +71,24 @@ class Prologue:
     swigluoai     (g * sigmoid(alpha * g)) * (u + 1), after g = min(g, limit)
                   and u = clip(u, -limit, limit)
 
+  The gradient of a gated activation, for the cotangent c of its result, is that
+  with respect to x or to `up`. A number on a limit has half a gradient, as in
+  `jnp.minimum` and `jnp.clip`.
+
   Attributes:
     function: one of `NORMS` or `GATED`.
     operands: operands besides x, in the order of `OPERANDS`. `up` and
       `residual` have the dtype and shape of x. A norm's `weight` and `bias` are
       f32[k]. The `bias` of a gated activation is f32[2 * k]. It has the order
-      of x with `halves`; otherwise the gate's bias comes first.
+      of x with `halves`; otherwise the gate's bias comes first. A gradient has
+      the `cotangent`, of x's dtype and the shape of the activation.
     epsilon: number added to the mean square of a norm.
     halves: "split" if gates are the first half of x's last dimension and
       factors the second half; "interleaved" if they alternate; None if the
       factors are the operand `up`, or for norms.
     alpha, limit: parameters of swigluoai.
+    gradient: "x" or "up" for the gradient of a gated activation with respect to
+      that operand; None for the function.
   """
 
   function: str
@@ -87,10 +97,17 @@ class Prologue:
   halves: str | None = None
   alpha: float = 1.702
   limit: float = 7.0
+  gradient: str | None = None
 
   def __str__(self) -> str:
-    parts = [*self.operands, *([f"{self.halves} halves"] * bool(self.halves))]
-    return self.function + (f" with {', '.join(parts)}" if parts else "")
+    names = [name for name in self.operands if name != "cotangent"]
+    parts = [*names, *([f"{self.halves} halves"] * bool(self.halves))]
+    return self.name + (f" with {', '.join(parts)}" if parts else "")
+
+  @property
+  def name(self) -> str:
+    """The function without its operands."""
+    return f"gradient of {self.function}" if self.gradient else self.function
 
   @property
   def is_norm(self) -> bool:
@@ -101,15 +118,24 @@ class Prologue:
     """Whether x + residual is a result, in the dtype and shape of x."""
     return "residual" in self.operands
 
+  @property
+  def merged_halves(self) -> str | None:
+    """`halves` if the result has one value for each gate and factor of x."""
+    return None if self.gradient else self.halves
+
+  @property
+  def gradient_of_halves(self) -> bool:
+    return bool(self.gradient and self.halves)
+
   def x_shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
     """Returns the shape of x if the function's result has `shape`."""
     *lead, k = shape
-    return (*lead, 2 * k if self.halves else k)
+    return (*lead, 2 * k if self.merged_halves else k)
 
   def shape_of(self, x_shape: Sequence[Any]) -> tuple[Any, ...]:
     """Returns the shape of the function's result."""
     *lead, k = x_shape
-    return (*lead, k // 2 if self.halves else k)
+    return (*lead, k // 2 if self.merged_halves else k)
 
   def operand_types(
     self, shape: Sequence[Any], dtype: np.dtype
@@ -120,10 +146,12 @@ class Prologue:
       shape: shape of the function's result.
       dtype: dtype of x.
     """
-    k = shape[-1]
+    *lead, k = shape
+    if self.gradient_of_halves:
+      k //= 2
     row = (k if self.is_norm else 2 * k,), np.dtype(np.float32)
     return [
-      (tuple(shape), dtype) if name in OF_X else row for name in self.operands
+      ((*lead, k), dtype) if name in OF_X else row for name in self.operands
     ]
 
 
@@ -154,18 +182,15 @@ class Call:
 
   def canonical(self, shape: Sequence[Any]) -> Call:
     """Returns the call for a result of `shape`, with `operand_types`."""
-    shape = self.prologue.x_shape(shape)
     of_x = {name: a for name, a in self.more.items() if name in OF_X}
     dtype = jnp.result_type(self.x, *of_x.values())
-    x, of_x = jax.tree.map(
-      lambda a: a.astype(dtype).reshape(shape), (self.x, of_x)
-    )
-    rows = {
-      name: _f32(a).reshape(-1)
-      for name, a in self.more.items()
-      if name not in OF_X
+    types = self.prologue.operand_types(shape, dtype)
+    more = {
+      name: self.more[name].astype(kind).reshape(own)
+      for name, (own, kind) in zip(self.prologue.operands, types, strict=True)
     }
-    return dataclasses.replace(self, x=x, more={**rows, **of_x})
+    x = self.x.astype(dtype).reshape(self.prologue.x_shape(shape))
+    return dataclasses.replace(self, x=x, more=more)
 
 
 def compute(
@@ -262,16 +287,40 @@ def _gated(
   if (bias := more.get("bias")) is not None:
     gate_bias, up_bias = both(bias)
     gate, up = gate + _alike(gate_bias, gate), up + _alike(up_bias, up)
+  passes = jnp.float32(1), jnp.float32(1)  # gradients that limits pass on
   if prologue.function == "swigluoai":
     limit = jnp.float32(prologue.limit)
+    passes = _passes(gate, limit), _passes(jnp.abs(up), limit)
     gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit) + 1
-    argument = jnp.float32(prologue.alpha) * gate
+    slope = jnp.float32(prologue.alpha)
+    argument = slope * gate
   elif prologue.function == "gelu_and_mul":
     cube = gate * gate * gate
     argument = _GELU_FACTOR * (gate + _GELU_CUBIC * cube)
+    slope = _GELU_FACTOR * (1 + 3 * _GELU_CUBIC * (gate * gate))
   else:
-    argument = gate
-  return gate * jax.nn.sigmoid(argument) * up
+    argument, slope = gate, jnp.float32(1)
+  if prologue.gradient is None:
+    return gate * jax.nn.sigmoid(argument) * up
+  cotangent = _alike(_f32(more["cotangent"]), gate)
+  decay = jnp.exp(-jnp.abs(argument))
+  inverse = 1 / (1 + decay)
+  sigmoid = jnp.where(argument < 0, decay * inverse, inverse)
+  change = decay * inverse * inverse  # the derivative of sigmoid
+  # The slope may be infinite where the change is 0.
+  change = jnp.where(change == 0, 0, gate * slope * change)
+  of_gate = cotangent * up * (sigmoid + change) * passes[0]
+  of_up = cotangent * (gate * sigmoid) * passes[1]
+  if prologue.halves == "interleaved":
+    return jnp.stack([of_gate, of_up], axis=-1).reshape(x.shape)
+  if prologue.halves:
+    return jnp.concatenate([of_gate, of_up], axis=-1)
+  return of_up if prologue.gradient == "up" else of_gate
+
+
+def _passes(x: jax.Array, limit: jax.Array) -> jax.Array:
+  """Returns the derivative of `jnp.minimum(x, limit)`."""
+  return jnp.where(x < limit, 1.0, jnp.where(x == limit, 0.5, 0.0))
 
 
 def _alike(x: jax.Array, like: jax.Array) -> jax.Array:

@@ -50,14 +50,14 @@ class PrologueTest(parameterized.TestCase):
   @parameterized.parameters(jnp.float32, jnp.bfloat16, jnp.float16)
   def test_result_is_near_f64_and_codes_are_those_of_the_result(self, dtype):
     given = [
-      prologue_cases.operands(p, SHAPE, dtype) for p in prologue_cases.CASES
+      prologue_cases.operands(p, SHAPE, dtype) for p in prologue_cases.ALL
     ]
     along = (blocking.Blocking.along(2, 3, 32),)
 
     @jax.jit
     def both(given):
       found = []
-      for prologue, (x, more) in zip(prologue_cases.CASES, given, strict=True):
+      for prologue, (x, more) in zip(prologue_cases.ALL, given, strict=True):
         y, *sums = prologues.compute(prologue, x, more)
         (result,), _, total = quantize_primitive.produce(
           x,
@@ -75,7 +75,7 @@ class PrologueTest(parameterized.TestCase):
     with targets.use_target(quantization_lowerings.OPERATIONS):
       results = both(given)
     for prologue, (x, more), (y, sums, result, total) in zip(
-      prologue_cases.CASES, given, results, strict=True
+      prologue_cases.ALL, given, results, strict=True
     ):
       with self.subTest(str(prologue)):
         exact, exact_sum = prologue_cases.exact(prologue, x, more)

@@ -407,7 +407,13 @@ def _maxima(x, problem, *, context, target, overlay):
 def _lower(context, *, problem, target, overlay):
   # The functions of each device bind the primitives for its shard.
   bind = functools.partial(_bind, target=target, overlay=overlay)
-  if context.mesh is not None or context.module.is_split:
+  is_split = context.mesh is not None or context.module.is_split
+  if is_split and problem.prologue and problem.prologue.gradient_of_halves:
+    # Halves of x and of the result are one dimension, which XLA may split.
+    return functools.partial(
+      _separately, problem=problem, target=target, overlay=overlay
+    )
+  if is_split:
     maxima = functools.partial(
       _maxima, context=context, target=target, overlay=overlay
     )

@@ -19,11 +19,13 @@ from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.jaxext.tracing import interception_private
+from jaxplugin.quantization import prologues
 from jaxplugin.rewriting import calls
 from jaxplugin.rewriting import operands
 from jaxplugin.rewriting import patterns
 from jaxplugin.rewriting import sites as sites_lib
 from jaxplugin.rewriting import sources
+from jaxplugin.training import activation_gradients
 from jaxplugin.training import quantized_operand
 from jaxplugin.training import settings
 
@@ -81,6 +83,8 @@ class Dots(calls.Walker):
       trace.
     known: the `QuantizedOperand`s of the function.
     sites: matmuls that were decided about.
+    results: results of matmuls by identity, which stays alive; only recorded to
+      fuse activations.
     is_changed: whether a matmul was replaced.
   """
 
@@ -95,6 +99,7 @@ class Dots(calls.Walker):
     default_factory=operands.Operands
   )
   sites: list[sites_lib.DecidedSite] = dataclasses.field(default_factory=list)
+  results: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
   is_changed: bool = False
 
   def product(
@@ -137,13 +142,48 @@ class Dots(calls.Walker):
       keywords["key"] = settings.fold_in(base, self.number)
     self.use(1)
     with sites_lib.scope_of(site), error_context.in_function(_WHO):
-      return self.transform.product(decided)(
+      out = self.transform.product(decided)(
         *given,
         params[sites_lib.NUMBERS[site.operation]],
         preferred_element_type=result.dtype,
         out_sharding=params["out_sharding"],
         **keywords,
       )
+    self.note_result(out)
+    return out
+
+  def note_result(self, x: Any) -> None:
+    """Records the result of a matmul, or the same numbers in another layout."""
+    if self.transform.fuse_activations:
+      identity = binding_private.identity(x)
+      self.results[id(identity)] = identity, x
+
+  def follow(self, primitive: Any, args: Sequence[Any], out: Any) -> None:
+    """Records what an operation that only moves elements returns."""
+    self.known.follow(primitive, args, out)
+    if self.results and id(binding_private.identity(args[0])) in self.results:
+      for x in out if primitive.multiple_results else [out]:
+        self.note_result(x)
+
+  def _attached(self, y: Any, call: prologues.Call) -> Any:
+    """Returns an activation whose backward pass other matmuls recognize.
+
+    A found call has values below all transformations. They are replaced by
+    results of matmuls, which may be differentiated. If an operand is no such
+    result, y keeps the derivative of the model's code.
+    """
+    if call.prologue.is_norm:
+      return y
+    given = {"x": call.x, **call.more}
+    if binding_private.staged(y) is not y:
+      for name, x in given.items():
+        known = self.results.get(id(binding_private.identity(x)))
+        if known is None:
+          return y
+        given[name] = known[1]
+    x = given.pop("x")
+    live = dataclasses.replace(call, x=x, more=given)
+    return activation_gradients.attached(y, live)
 
   def _fused(
     self,
@@ -184,8 +224,8 @@ class Dots(calls.Walker):
       elif in_training:
         note = f"{sites_lib.NOT_IN_TRAINING}{in_training}"
     if is_fused and found.call is not None:
-      produced = quantized_operand.Produced(args[index], found.call)
-      given[index] = produced
+      y = args[index] if note else self._attached(args[index], found.call)
+      given[index] = quantized_operand.Produced(y, found.call)
     chain = sites_lib.Chain(
       name=found.name,
       dot=site.description,
@@ -490,7 +530,7 @@ class Rewriter:
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
   ) -> None:
     self._origins.note(primitive, args, params, out)
-    self._dots.known.follow(primitive, args, out)
+    self._dots.follow(primitive, args, out)
 
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int

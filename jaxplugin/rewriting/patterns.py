@@ -980,7 +980,7 @@ def _call(
   more: dict[str, _Value | None],
   epsilon: float = 0.0,
   halves: str | None = None,
-  **numbers: float,
+  **numbers: Any,
 ) -> prologues.Call:
   """Returns the call of a function whose result has a shape."""
   given = {n: v for n in prologues.OPERANDS if (v := more.get(n)) is not None}

@@ -271,7 +271,7 @@ class _Watcher:
       out = bind(*args, **params)
       if position.is_outer:
         self._origins.note(primitive, args, params, out)
-        self._dots.known.follow(primitive, args, out)
+        self._dots.follow(primitive, args, out)
       return out
     patterns.record_own(primitive, params, args)
     if primitive in _OWN:

@@ -37,6 +37,27 @@ CASES = (
 )
 
 
+def _gradient(function, operand, *operands, **fields):
+  return Prologue(
+    function=function,
+    operands=(*operands, "cotangent"),
+    gradient=operand,
+    **fields,
+  )
+
+
+GRADIENTS = (
+  _gradient("silu_and_mul", "x", "up"),
+  _gradient("silu_and_mul", "up", "up"),
+  _gradient("silu_and_mul", "x", "bias", halves="split"),
+  _gradient("gelu_and_mul", "x", "up", "bias"),
+  _gradient("gelu_and_mul", "x", halves="split"),
+  _gradient("swigluoai", "up", "up", alpha=1.5, limit=2.0),
+  _gradient("swigluoai", "x", "bias", halves="interleaved", limit=1.5),
+)
+ALL = (*CASES, *GRADIENTS)
+
+
 def operands(prologue, shape, dtype, seed=0):
   """Returns x and {name: operand} for a result of a shape."""
   rng = np.random.default_rng(seed)
@@ -73,14 +94,41 @@ def exact(prologue, x, more):
   if "bias" in more:
     gate_bias, up_bias = halves(f64(more["bias"]))
     gate, up = gate + gate_bias, up + up_bias
+  if p.gradient is None:
+    return _gated(p, gate, up), None
+  # The derivative is exact: the square of the step is nothing in f64. That with
+  # respect to a gate does not change where the sigmoid does not.
+  step, cotangent = 1e-200, f64(more["cotangent"])
+  most = 8 if p.function == "gelu_and_mul" else 40
+  near = np.clip(gate, -most, most)
+  of_gate, of_up = (
+    cotangent * _gated(p, *moved).imag / step
+    for moved in ((near + step * 1j, up), (gate, up + step * 1j))
+  )
+  if p.halves == "interleaved":
+    return np.stack([of_gate, of_up], -1).reshape(values.shape), None
+  if p.halves:
+    return np.concatenate([of_gate, of_up], -1), None
+  return of_up if p.gradient == "up" else of_gate, None
+
+
+def _gated(p, gate, up):
+  """Returns a gated activation in f64, or of complex numbers."""
   if p.function == "swigluoai":
-    gate = np.minimum(gate, p.limit)
-    up = np.clip(up, -p.limit, p.limit)
-    return gate / (1 + np.exp(-p.alpha * gate)) * (up + 1), None
+    gate = _limited(gate, -np.inf, p.limit)
+    up = _limited(up, -p.limit, p.limit)
+    return gate / (1 + np.exp(-p.alpha * gate)) * (up + 1)
   if p.function == "silu_and_mul":
-    return gate / (1 + np.exp(-gate)) * up, None
+    return gate / (1 + np.exp(-gate)) * up
   exponent = 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
-  return gate / (1 + np.exp(-exponent)) * up, None
+  return gate / (1 + np.exp(-exponent)) * up
+
+
+def _limited(x, low, high):
+  """Clips real parts. A number on a limit has half of its imaginary part."""
+  real = np.clip(x.real, low, high)
+  passes = np.where(x.real == real, 1, 0) - 0.5 * np.isin(x.real, (low, high))
+  return real + 1j * passes * x.imag if np.iscomplexobj(x) else real
 
 
 def along(*dims, merged=False):
@@ -141,6 +189,7 @@ def kernel_cases():
   """Returns a case of each kernel that computes a prologue."""
   norm, with_residual, with_bias = CASES[1:4]
   with_up, gated = CASES[7:9]
+  of_gate, of_up, of_halves = GRADIENTS[:3]
   both, last, nvfp4 = along(2, merged=True), along(2), formats.NVFP4
 
   def case(
@@ -180,5 +229,11 @@ def kernel_cases():
          returns_amax=True),
     case("layer_norm_mxfp8", with_bias, along(1),
          others=("layer_norm_statistics",)),
+    case("silu_and_mul_gradient_mxfp8", of_gate),
+    case("silu_and_mul_gradient_mxfp8", of_up, along(1)),
+    case("both_silu_and_mul_gradient_mxfp8", of_gate, both),
+    case("both_swigluoai_gradient_nvfp4", GRADIENTS[5], both, nvfp4,
+         others=("finite_amax_both",)),
+    case("both_silu_and_mul_gradient_nvfp4", of_halves, both, nvfp4, 0.02),
   )
   # fmt: on

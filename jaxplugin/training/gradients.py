@@ -30,6 +30,7 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.dot import sides
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import linear_calls
+from jaxplugin.training import activation_gradients
 from jaxplugin.training import products
 from jaxplugin.training import settings
 
@@ -286,7 +287,8 @@ class _Tangent(linear_calls.Linear):
       for side, p in used.items()
     ]
     if all(x is g for x in given.values()):
-      results = products.quantized(g, specs, keys, who=scheme.who)
+      call = activation_gradients.call_of(g)
+      results = products.quantized(g, specs, keys, who=scheme.who, call=call)
     else:
       each = zip(given.values(), specs, keys, strict=True)
       results = [

@@ -410,9 +410,11 @@ def prologue_refusals(
   if forward is None or not scheme.recipe.quantize_forward:
     reason = "the recipe does not quantize activations in the forward pass"
     return reason, reason
-  refusal = functools.partial(
-    operands.prologue_refusal, shape=arrays[index].shape
-  )
+  shape = arrays[index].shape
+  if forward.along.dims != (len(shape) - 1,):
+    reason = "the matmul does not contract its last dimension"
+    return reason, reason
+  refusal = functools.partial(operands.prologue_refusal, shape=shape)
   first = operand.first.prologue_refusal(side) or refusal([forward])
   if backward is None:
     return first, first

@@ -142,6 +142,7 @@ bool IsLike(const ffi::AnyBuffer& x, const ffi::AnyBuffer& like) {
 void ReadPrologue(Checker& check, Attributes& attributes, Prologue* out) {
   const int64_t function = attributes.Optional("prologue", 0);
   const int64_t halves = attributes.Optional("halves", 0);
+  const int64_t gradient = attributes.Optional("gradient", 0);
   out->epsilon = attributes.OptionalFloat("epsilon");
   out->alpha = attributes.OptionalFloat("alpha");
   out->limit = attributes.OptionalFloat("limit");
@@ -154,12 +155,26 @@ void ReadPrologue(Checker& check, Attributes& attributes, Prologue* out) {
       "halves must be 0 (none), or 1 (split) or 2 (interleaved) for an"
       " activation",
       std::to_string(halves));
+  JAXPLUGIN_REQUIRE(
+      check,
+      gradient == 0 || (function >= 3 && (gradient == 1 ||
+                                          (gradient == 2 && halves == 0))),
+      "gradient must be 0 (none), or for an activation 1 (of x) or, without"
+      " halves, 2 (of up)",
+      std::to_string(gradient));
   out->function = static_cast<PrologueFunction>(function);
+  out->gradient = static_cast<PrologueGradient>(gradient);
   out->halves = static_cast<PrologueHalves>(halves);
 }
 
-// Reads the further arguments of a prologue, (up, weight, bias, residual), of
-// which f32[0] is absent, and its results from number `at` of the further
+// Returns how many further arguments a prologue has before the key.
+size_t ArgumentsOf(const Prologue& prologue) {
+  if (prologue.function == PrologueFunction::kNone) return 0;
+  return prologue.gradient == PrologueGradient::kNone ? 4 : 5;
+}
+
+// Reads the further arguments of a prologue, (up, weight, bias, residual) and the
+// cotangent of a gradient, of which f32[0] is absent, and its results from number `at` of the further
 // results on: the sum with a residual, then optionally amax and the prologue's
 // result.
 void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
@@ -168,14 +183,15 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
                         Prologue* out) {
   const bool is_none = out->function == PrologueFunction::kNone;
   const bool is_norm = out->IsNorm();
-  ffi::AnyBuffer arrays[4] = {x, x, x, x};
-  bool has[4] = {};
-  const size_t count = is_none ? 0 : 4;
+  ffi::AnyBuffer arrays[5] = {x, x, x, x, x};
+  bool has[5] = {};
+  const size_t count = ArgumentsOf(*out);
   if (!JAXPLUGIN_REQUIRE(check,
                          arguments.size() == count ||
                              (!is_none && arguments.size() == count + 1),
                          "a prologue must have 4 more arguments, which are up,"
-                         " weight, bias and residual, and optionally the key",
+                         " weight, bias and residual, then the cotangent of a"
+                         " gradient, and optionally the key",
                          std::to_string(arguments.size()))) {
     return;
   }
@@ -189,8 +205,10 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
     arrays[i] = *array;
     has[i] = !IsDims(array->dimensions(), {0});
   }
-  const auto& [up, weight, bias, residual] = arrays;
-  const auto [has_up, has_weight, has_bias, has_residual] = has;
+  const auto& [up, weight, bias, residual, cotangent] = arrays;
+  const auto [has_up, has_weight, has_bias, has_residual, is_gradient] = has;
+  const int64_t features =
+      count == 5 && out->halves != PrologueHalves::kNone ? k / 2 : k;
   JAXPLUGIN_REQUIRE(
       check,
       has_up == (!is_none && !is_norm && out->halves == PrologueHalves::kNone) &&
@@ -207,13 +225,21 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
   JAXPLUGIN_REQUIRE(
       check,
       !has_bias || (bias.element_type() == ffi::F32 &&
-                    IsDims(bias.dimensions(), {is_norm ? k : 2 * k})),
+                    IsDims(bias.dimensions(),
+                           {is_norm ? k : 2 * features})),
       "bias must be f32[k] for a norm, f32[2 * k] for an activation, or f32[0]",
       Text(bias) + " for " + Text(x));
   JAXPLUGIN_REQUIRE(check, !has_residual || (is_norm && IsLike(residual, x)),
                     "residual must have x's dtype and shape for a norm, or be"
                     " f32[0]",
                     Text(residual) + " for " + Text(x));
+  JAXPLUGIN_REQUIRE(check,
+                    count < 5 || (cotangent.element_type() == x.element_type() &&
+                                  IsDims(cotangent.dimensions(),
+                                         {rows, features})),
+                    "the cotangent must have x's dtype and the shape of the"
+                    " activation",
+                    Text(cotangent) + " for " + Text(x));
   const size_t sums = at + (has_residual ? 1 : 0);
   if (!JAXPLUGIN_REQUIRE(check, results.size() >= sums,
                          "the further results must include the sum",
@@ -224,6 +250,7 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
   if (has_up) out->up = up.untyped_data();
   if (has_weight) out->weight = static_cast<float*>(weight.untyped_data());
   if (has_bias) out->bias = static_cast<float*>(bias.untyped_data());
+  if (is_gradient) out->cotangent = cotangent.untyped_data();
   if (has_residual) {
     auto sum = results.get<ffi::AnyBuffer>(at);
     JAXPLUGIN_REQUIRE(check, sum.has_value() && IsLike(**sum, x),
@@ -295,8 +322,9 @@ void ReadSides(Checker& check, const SideAttributes& given,
           Text(given_global))) {
     return;
   }
-  const auto key = more.get<ffi::AnyBuffer>(4);
-  if (more.size() > 4 &&
+  const size_t key_at = ArgumentsOf(args.prologue);
+  const auto key = more.get<ffi::AnyBuffer>(key_at);
+  if (more.size() > key_at &&
       !JAXPLUGIN_REQUIRE(check,
                          key.has_value() && !is_both &&
                              key->element_type() == ffi::U32 &&
@@ -382,7 +410,8 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
   const int64_t block = FactsOf(args.format).block;
   const int64_t halves = args.prologue.halves == PrologueHalves::kNone ? 1 : 2;
   args.rows = x.dimensions()[0];
-  args.k = x.dimensions()[1] / halves;
+  const bool is_gradient = args.prologue.gradient != PrologueGradient::kNone;
+  args.k = x.dimensions()[1] / (is_gradient ? 1 : halves);
   JAXPLUGIN_REQUIRE(
       check, args.k % block == 0 && x.dimensions()[1] % halves == 0,
       "k must be a multiple of the block size " + std::to_string(block),
@@ -390,7 +419,7 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
   ReadPrologueArrays(check, x, args.rows, args.k, more, more_results,
                      given_sides.along == 3 ? 3 : 0, &args.prologue);
   OperandArgs sides[2] = {};
-  if (given_sides.along != 1 || more.size() > 4 ||
+  if (given_sides.along != 1 || more.size() > ArgumentsOf(args.prologue) ||
       (args.prologue.function != PrologueFunction::kNone &&
        compute_global != 0)) {
     ffi::AnyBuffer first[3] = {*values, *scale, *global_scale};

@@ -176,11 +176,14 @@ enum class PrologueFunction {
   kSwigluOai,
 };
 enum class PrologueHalves { kNone = 0, kSplit, kInterleaved };
+// The value of its attribute `gradient`: with respect to x or to up.
+enum class PrologueGradient { kNone = 0, kX, kUp };
 
 // A function of x, whose f32 result is quantized (quantize/prologue.inl).
 struct Prologue {
   PrologueFunction function;
   PrologueHalves halves;  // rows of x are 2 * k gates and factors
+  PrologueGradient gradient;  // then k is that of x
   float epsilon;          // of norms
   float alpha, limit;     // of swigluoai
   const void* up;         // factors if !halves, same dtype and shape as x
@@ -188,6 +191,7 @@ struct Prologue {
   const float* bias;      // [k], or [2 * k] of gates and factors; null: none
   const void* residual;   // of norms, like x; null: none
   void* sum;              // x + residual, like x
+  const void* cotangent;  // of gradients: of the activation, in x's dtype
   float* y;               // [rows, k] for the f32 result; null: not wanted
   // Bits of the result's largest finite magnitude, 0 at first; null: not wanted.
   uint32_t* amax;

@@ -55,6 +55,7 @@ _FUNCTIONS: Final = {
   for number, name in enumerate((*prologues.NORMS, *prologues.GATED), 1)
 }
 _HALVES: Final = {None: 0, "split": 1, "interleaved": 2}
+_GRADIENTS: Final = {None: 0, "x": 1, "up": 2}
 _BEST_ISA: Final = 0
 _SHARD: Final = (
   "a kernel draws the random bits of a whole array, and x is one device's shard"
@@ -316,6 +317,7 @@ def _quantize_prologue(
     if name in more and name in prologues.OF_X
     else _or_absent(more.get(name))
     for name in prologues.OPERANDS
+    if name != "cotangent" or prologue.gradient
   ]
   results = jax.ffi.ffi_call(_QUANTIZE, types)(
     rows,
@@ -324,6 +326,7 @@ def _quantize_prologue(
     *(key for key in keys if key is not None),
     prologue=np.int64(_FUNCTIONS[prologue.function]),
     halves=np.int64(_HALVES[prologue.halves]),
+    gradient=np.int64(_GRADIENTS[prologue.gradient]),
     epsilon=np.float32(prologue.epsilon),
     alpha=np.float32(prologue.alpha),
     limit=np.float32(prologue.limit),

@@ -209,11 +209,11 @@ class PrologueTest(parameterized.TestCase):
   )
   def test_one_kernel_computes_and_quantizes(self, format, along, scale):
     """Codes differ from those of XLA's result if roundings of f32 do."""
-    shape, calls = (2, 64, 192), len(prologue_cases.CASES)
+    shape, calls = (2, 64, 192), len(prologue_cases.ALL)
     scale = None if scale is None else np.float32(scale)
     given = [
       prologue_cases.operands(prologue, shape, jax.numpy.bfloat16)
-      for prologue in prologue_cases.CASES
+      for prologue in prologue_cases.ALL
     ]
 
     def produce(given):
@@ -228,7 +228,7 @@ class PrologueTest(parameterized.TestCase):
           prologue=prologue,
           more=more,
         )
-        for prologue, (x, more) in zip(prologue_cases.CASES, given, strict=True)
+        for prologue, (x, more) in zip(prologue_cases.ALL, given, strict=True)
       ]
 
     text = lowerings.lowered_text(produce, given)
@@ -237,7 +237,7 @@ class PrologueTest(parameterized.TestCase):
     actual = jax.jit(produce)(given)
     expected = jax.jit(lowerings.by_operations(produce))(given)
     for (one, amax, total), (other, _, other_total), prologue, (x, more) in zip(
-      actual, expected, prologue_cases.CASES, given, strict=True
+      actual, expected, prologue_cases.ALL, given, strict=True
     ):
       largest = np.abs(prologue_cases.exact(prologue, x, more)[0]).max()
       np.testing.assert_allclose(amax, largest, rtol=AMAX_ERROR)

@@ -117,7 +117,7 @@ class FieldsTest(parameterized.TestCase):
     self.assertEqual(told | {*problems._QUANTIZE}, names)
     names = {f.name for f in dataclasses.fields(prologues.Prologue)}
     numbers = {"epsilon", "alpha", "limit"}  # The time does not depend on them.
-    told = {"function", "operands", "halves"}
+    told = {"function", "operands", "halves", "gradient"}
     self.assertEqual(told | numbers, names)
     names = {f.name for f in dataclasses.fields(problems.DequantizationProblem)}
     self.assertEqual(

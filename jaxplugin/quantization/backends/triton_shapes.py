@@ -72,7 +72,15 @@ def _prologue_refusal(problem: problems.QuantizationProblem) -> str:
   if prologue is None:
     return ""
   if not problem.sizes_are_static:
-    return f"needs static sizes for {prologue.function}, got {problem}"
+    return f"needs static sizes for {prologue.name}, got {problem}"
+  if prologue.gradient_of_halves:
+    granule = problem.format.block_size
+    if prologue.halves != "split" or problem.shape[-1] % (2 * granule):
+      return (
+        f"computes the gradient of gates and factors in two halves of whole"
+        f" blocks of {granule}, got {prologue.halves} halves of"
+        f" {problem.shape[-1] // 2}"
+      )
   dims = [b.dims for b in problem.blockings]
   if len(dims) == 1:
     (b,) = problem.blockings
@@ -86,7 +94,7 @@ def _prologue_refusal(problem: problems.QuantizationProblem) -> str:
   if is_found:
     return ""
   return (
-    f"computes {prologue.function} with whole blocks along the last or the"
+    f"computes {prologue.name} with whole blocks along the last or the"
     f" second to last dimension, got {dims} of {ndim}"
   )
 

@@ -198,7 +198,7 @@ def uneven_notes(
     shape, granules = problem.shape, quantize_granules(problem)
   notes = []
   prologue = getattr(problem, "prologue", None)
-  if prologue is not None and prologue.halves == "split":
+  if prologue is not None and prologue.merged_halves == "split":
     notes.append(
       "x is resharded where a mesh axis splits its last dimension, which has"
       " gates and factors in two halves; pass two arrays to avoid that"
@@ -249,7 +249,7 @@ def quantize_notation(
     if prologue.returns_sum:
       results.append(x)
     paired = prologues.paired(x, prologue.halves, notation.WHOLE)
-    if prologue.halves:
+    if prologue.merged_halves:
       named = [paired]
     for name in prologue.operands:
       named.append(x if name in prologues.OF_X else x[-1:])
@@ -307,7 +307,7 @@ def quantize_specs(
   """
   dims = quantize_notation(problem, [x], least_parts=1)
   spec = explicit_axes.spec_of(x)
-  if problem.prologue is not None and problem.prologue.halves:
+  if problem.prologue is not None and problem.prologue.merged_halves:
     # Shards of interleaved halves hold pairs. The others are gathered.
     halves = problem.prologue.halves
     last = spec[-1] if halves == "interleaved" else ()

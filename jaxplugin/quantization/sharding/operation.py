@@ -409,14 +409,15 @@ def explained(
   if not (module.is_split and is_shared):
     return backends.explained(problem, module, target, overlay)
   notes = assignment.uneven_notes(problem, axis_sizes)
-  if (
-    isinstance(problem, problems.QuantizationProblem)
-    and problem.prologue is not None
-    and problem.computes_global_scale
-  ):
-    reason = "each device finds the amax of its result first"
-    notes = (*notes, backends.SEPARATE + reason)
-    problem = problem.without_prologue()
+  if isinstance(problem, problems.QuantizationProblem) and problem.prologue:
+    reason = ""
+    if problem.computes_global_scale:
+      reason = "each device finds the amax of its result first"
+    elif problem.prologue.gradient_of_halves:
+      reason = "devices may split the gates and factors of x"
+    if reason:
+      notes = (*notes, backends.SEPARATE + reason)
+      problem = problem.without_prologue()
   found = backends.explained(problem, module.of_device(), target, overlay)
   each = tuple(
     dataclasses.replace(d, notes=(*d.notes, *notes)) for d in found.decisions

@@ -140,6 +140,13 @@ inline bool QuantizeNorms(const QuantizeArgs& args, const Codec& codec,
       });
 }
 
+// Returns the number of gates of a row.
+inline int64_t GatesOf(const QuantizeArgs& args) {
+  const Prologue& p = args.prologue;
+  const bool is_gradient = p.gradient != PrologueGradient::kNone;
+  return is_gradient && p.halves != PrologueHalves::kNone ? args.k / 2 : args.k;
+}
+
 // Gates and factors of a run, in f32.
 struct Pair {
   float gate[kQuantizeChunk], up[kQuantizeChunk];
@@ -154,7 +161,7 @@ inline void ReadPair(const QuantizeArgs& args, int64_t row, int64_t column,
     CopyFloats(x, args.x_format, i, values, to);
     if (p.bias != nullptr) AddBias(p.bias + bias, values, to);
   };
-  const int64_t k = args.k;
+  const int64_t k = GatesOf(args);
   switch (p.halves) {
     case PrologueHalves::kNone:
       read(args.x, row * k + column, column, count, out->gate);
@@ -175,10 +182,121 @@ inline void ReadPair(const QuantizeArgs& args, int64_t row, int64_t column,
   }
 }
 
-// Computes `count` values of a gated activation from a column of a row on.
+// A gate g and a factor u of the activation (g * sigmoid(z(g))) * u, after the
+// limits: z, its derivative, and the derivatives of both limits.
+struct GatedTerms {
+  float gate, up, z, slope, gate_passes, up_passes;
+};
+
+// Returns the derivative of the smaller one of x and a limit.
+JAXPLUGIN_ALWAYS_INLINE float Passes(float x, float limit) {
+  return x < limit ? 1.0f : x == limit ? 0.5f : 0.0f;
+}
+
+JAXPLUGIN_ALWAYS_INLINE GatedTerms TermsOfSilu(float gate, float up) {
+  return {gate, up, gate, 1.0f, 1.0f, 1.0f};
+}
+
+JAXPLUGIN_ALWAYS_INLINE GatedTerms TermsOfGelu(float gate, float up) {
+  constexpr float kFactor = 1.5957691216057308f, kCubic = 0.044715f;
+  const float square = gate * gate;
+  return {gate, up, kFactor * (gate + kCubic * (square * gate)),
+          kFactor * (1.0f + 3.0f * kCubic * square), 1.0f, 1.0f};
+}
+
+JAXPLUGIN_ALWAYS_INLINE GatedTerms TermsOfSwigluOai(float gate, float up,
+                                                    float alpha, float limit) {
+  const float size = up < 0 ? -up : up;
+  const float gate_passes = Passes(gate, limit), up_passes = Passes(size, limit);
+  gate = gate > limit ? limit : gate;
+  up = up > limit ? limit : up;
+  up = up < -limit ? -limit : up;
+  return {gate, up + 1.0f, alpha * gate, alpha, gate_passes, up_passes};
+}
+
+// Returns the gradient with respect to the factor, or else to the gate.
+template <bool kOfUp>
+JAXPLUGIN_ALWAYS_INLINE float GradientOf(const GatedTerms& t, float cotangent) {
+  const float decay = Exp(t.z < 0 ? t.z : -t.z);
+  const float inverse = 1.0f / (1.0f + decay);
+  const float sigmoid = t.z < 0 ? decay * inverse : inverse;
+  if constexpr (kOfUp) return cotangent * (t.gate * sigmoid) * t.up_passes;
+  const float derivative = decay * inverse * inverse;
+  // The slope may be infinite where the derivative is 0.
+  const float change =
+      derivative == 0 ? 0.0f : t.gate * t.slope * derivative;
+  return cotangent * t.up * (sigmoid + change) * t.gate_passes;
+}
+
+// Computes the gradients of a run of `count` gates or factors.
+template <bool kOfUp>
+inline void GradientsOf(const QuantizeArgs& args, int64_t row, int64_t column,
+                        int64_t count, float* __restrict y) {
+  const Prologue& p = args.prologue;
+  Pair pair;
+  float cotangent[kQuantizeChunk];
+  ReadPair(args, row, column, count, &pair);
+  CopyFloats(p.cotangent, args.x_format, row * GatesOf(args) + column, count,
+             cotangent);
+  const auto compute = [&](const auto& terms_of) {
+    for (int64_t j = 0; j < count; ++j) {
+      y[j] = GradientOf<kOfUp>(terms_of(pair.gate[j], pair.up[j]), cotangent[j]);
+    }
+  };
+  switch (p.function) {
+    case PrologueFunction::kSiluAndMul:
+      return compute(TermsOfSilu);
+    case PrologueFunction::kGeluAndMul:
+      return compute(TermsOfGelu);
+    default:
+      const float alpha = p.alpha, limit = p.limit;
+      return compute([=](float gate, float up) {
+        return TermsOfSwigluOai(gate, up, alpha, limit);
+      });
+  }
+}
+
+// Computes `count` values of the gradient from a column of a row on.
+inline void ComputeGradient(const QuantizeArgs& args, int64_t row,
+                            int64_t column, int64_t count,
+                            float* __restrict y) {
+  const Prologue& p = args.prologue;
+  const int64_t k = GatesOf(args);
+  switch (p.halves) {
+    case PrologueHalves::kNone:
+      if (p.gradient == PrologueGradient::kX) {
+        return GradientsOf<false>(args, row, column, count, y);
+      }
+      return GradientsOf<true>(args, row, column, count, y);
+    case PrologueHalves::kSplit: {
+      const int64_t gates = Max(0, Min(count, k - column));
+      if (gates > 0) GradientsOf<false>(args, row, column, gates, y);
+      if (gates < count) {
+        const int64_t first = Max(0, column - k);
+        GradientsOf<true>(args, row, first, count - gates, y + gates);
+      }
+      return;
+    }
+    case PrologueHalves::kInterleaved: {
+      float gates[kQuantizeChunk], factors[kQuantizeChunk];
+      GradientsOf<false>(args, row, column / 2, count / 2, gates);
+      GradientsOf<true>(args, row, column / 2, count / 2, factors);
+      for (int64_t j = 0; j < count / 2; ++j) {
+        y[2 * j] = gates[j];
+        y[2 * j + 1] = factors[j];
+      }
+    }
+  }
+}
+
+// Computes `count` values of a gated activation, or of its gradient, from a
+// column of a row on.
 inline void ComputeGated(const QuantizeArgs& args, int64_t row, int64_t column,
                          int64_t count, float* __restrict y) {
   const Prologue& p = args.prologue;
+  if (p.gradient != PrologueGradient::kNone) {
+    return ComputeGradient(args, row, column, count, y);
+  }
   Pair pair;
   ReadPair(args, row, column, count, &pair);
   switch (p.function) {

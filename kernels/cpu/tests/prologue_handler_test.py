@@ -22,6 +22,7 @@ import testing
 BF16, F16, F32 = testing.BF16, testing.F16, testing.F32
 RMS_NORM, LAYER_NORM, SILU, GELU, SWIGLUOAI = range(1, 6)
 NONE, SPLIT, INTERLEAVED = range(3)
+OF_X, OF_UP = 1, 2
 # Roundings of a result, in units of its last place: at most half for each of
 # two products and a quotient, doubled by a change of the exponent, and one for
 # the exponential function.
@@ -41,6 +42,12 @@ class Case:
   epsilon: float = 1e-5
   alpha: float = 1.702
   limit: float = 7.0
+  gradient: int = 0
+
+  @property
+  def columns(self) -> int:
+    """Columns of the result."""
+    return self.shape[1] * (2 if self.gradient and self.halves else 1)
 
 
 CASES = (
@@ -56,6 +63,14 @@ CASES = (
   Case(GELU, NONE, BF16, "nvfp4", (9, 16), ("bias",)),
   Case(SWIGLUOAI, INTERLEAVED, BF16, "mxfp4", (70, 1056), ("bias",)),
   Case(SWIGLUOAI, SPLIT, F32, "nvfp4", (9, 1072), (), 0, 0.7, 2.5),
+  Case(SILU, NONE, BF16, "mxfp8", (9, 1056), gradient=OF_X),
+  Case(SILU, NONE, F16, "mxfp4", (9, 96), ("bias",), gradient=OF_UP),
+  Case(SILU, SPLIT, BF16, "mxfp8", (9, 1072), ("bias",), gradient=OF_X),
+  Case(GELU, NONE, F32, "nvfp4", (9, 48), gradient=OF_X),
+  Case(GELU, SPLIT, BF16, "mxfp6_e2m3", (9, 48), gradient=OF_X),
+  Case(SWIGLUOAI, NONE, BF16, "mxfp8", (9, 64), limit=2.5, gradient=OF_X),
+  Case(SWIGLUOAI, NONE, BF16, "mxfp8", (9, 64), limit=1.0, gradient=OF_UP),
+  Case(SWIGLUOAI, INTERLEAVED, F32, "mxfp4", (9, 48), ("bias",), gradient=OF_X),
 )
 
 
@@ -79,10 +94,20 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
     found[name] = draw(size)
     if name == "residual":
       found[name] = draw(rows, k).astype(case.dtype)
+  if case.gradient:
+    found["cotangent"] = draw(rows, k).astype(case.dtype)
   return found
 
 
-def reference(case: Case, x, up=None, weight=None, bias=None, residual=None):
+def reference(
+  case: Case,
+  x,
+  up=None,
+  weight=None,
+  bias=None,
+  residual=None,
+  cotangent=None,
+):
   """Returns the sum, the result in f64, and a bound of the f32 error."""
   total = x
   if residual is not None:
@@ -108,6 +133,8 @@ def reference(case: Case, x, up=None, weight=None, bias=None, residual=None):
   if bias is not None:
     gate, up = gate + pair(bias)[0], up + pair(bias)[1]
   gate, up = gate.astype(np.float64), up.astype(np.float64)
+  if case.gradient:
+    return total, *gradients(case, gate, up, cotangent.astype(np.float64))
   if case.function == SILU:
     argument, roundings = gate, 0.0
   elif case.function == GELU:
@@ -124,11 +151,51 @@ def reference(case: Case, x, up=None, weight=None, bias=None, residual=None):
   return total, y, ulps * spacing(y) + TINY * np.abs(up)
 
 
+def gradients(case: Case, gate, up, cotangent):
+  """Returns the gradient in f64, and a bound of the f32 error."""
+  passes = lambda v, limit: np.where(v == limit, 0.5, v < limit)
+  of_limits, roundings, slope = (1, 1), 0.0, 1.0
+  if case.function == GELU:
+    root = 2 * np.sqrt(2 / np.pi)
+    argument = root * (gate + 0.044715 * gate**3)
+    slope, roundings = root * (1 + 3 * 0.044715 * gate**2), 3.0
+  elif case.function == SWIGLUOAI:
+    limit, slope = (np.float64(np.float32(v)) for v in (case.limit, case.alpha))
+    of_limits = passes(gate, limit), passes(abs(up), limit)
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit) + 1
+    argument, roundings = slope * gate, 0.5
+  else:
+    argument = gate
+  sigmoid = 1 / (1 + np.exp(-argument))
+  derivative = 1 / (2 + np.exp(argument) + np.exp(-argument))
+  change = np.where(derivative == 0, 0, gate * slope * derivative)
+  ulps = 2 * ULPS + 2 * roundings * np.minimum(np.abs(argument), 1e9)
+  tiny = TINY * np.abs(cotangent) * (1 + np.abs(gate * slope))
+  of_gate = cotangent * up * (sigmoid + change) * of_limits[0]
+  size = np.abs(cotangent * up) * (sigmoid + np.abs(change))
+  of_up = cotangent * (gate * sigmoid) * of_limits[1]
+  both = [
+    (of_gate, ulps * spacing(size) + tiny * np.abs(up)),
+    (of_up, ulps * spacing(of_up) + tiny),
+  ]
+  if not case.halves:
+    return both[case.gradient - OF_X]
+  if case.halves == SPLIT:
+    return [np.concatenate(each, -1) for each in zip(*both, strict=True)]
+  return [
+    np.stack(each, -1).reshape(gate.shape[0], -1)
+    for each in zip(*both, strict=True)
+  ]
+
+
 def spacing(x):
   return np.spacing(np.abs(x).astype(np.float32)).astype(np.float64)
 
 
 def attributes(case: Case) -> dict[str, np.float32]:
+  if case.gradient:
+    rest = dataclasses.replace(case, gradient=0)
+    return {"gradient": case.gradient} | attributes(rest)
   if case.function <= LAYER_NORM:
     return {"epsilon": np.float32(case.epsilon)}
   if case.function == SWIGLUOAI:
@@ -177,7 +244,7 @@ class PrologueTest(parameterized.TestCase):
   def test_blocks_of_rows_have_codes_of_the_same_result(self, case, along, isa):
     """A run has its tail, or fills two strips and is padded by a block."""
     case = dataclasses.replace(case, shape=(2 * 70, case.shape[1]))
-    given, k = inputs(case), case.shape[1]
+    given, k = inputs(case), case.columns
     options = {
       **given,
       **attributes(case),
@@ -254,6 +321,18 @@ class PrologueTest(parameterized.TestCase):
   @parameterized.named_parameters(
     ("function", {"function": 6}, "prologue must be"),
     ("halves", {"halves": 1}, "halves must be"),
+    ("gradient_of_norm", {"gradient": 1}, "gradient must be"),
+    ("gradient", {"function": 3, "gradient": 3}, "gradient must be"),
+    ("gradient_of_half", {"function": 3, "halves": 1, "gradient": 2},
+     "gradient must be .* without halves, 2"),
+    ("no_cotangent", {"function": 3, "halves": 1, "gradient": 1},
+     "the cotangent of a gradient"),
+    ("cotangent", {"function": 3, "halves": 1, "gradient": 1,
+                   "cotangent": np.ones((2, 32), "f4")},
+     r"the cotangent must have .* got f32\[2,32\]"),
+    ("gradient_bias", {"function": 3, "halves": 1, "gradient": 1,
+                       "cotangent": np.ones((2, 16), "f4"),
+                       "bias": np.ones(64, "f4")}, "bias must be"),
     ("odd", {"x": np.ones((2, 65), "f4"), "halves": 1, "function": 3}, "k mus"),
     ("no_up", {"function": 3}, "up must have"),
     ("up", {"up": np.ones((2, 32), "f4")}, "up must have"),

@@ -405,6 +405,7 @@ def prologue(
   weight=None,
   bias=None,
   residual=None,
+  cotangent=None,
   results=(),
   along=1,
   padded=None,
@@ -417,7 +418,8 @@ def prologue(
   residual, amax, and the prologue's result. `results` replaces the types of the
   last ones. `padded` is the size of a run with its padding.
   """
-  rows, k = x.shape[0], x.shape[1] // (2 if halves else 1)
+  merges = halves and not options.get("gradient")
+  rows, k = x.shape[0], x.shape[1] // (2 if merges else 1)
   sides = _quantized(rows, k, format) if along & 1 else ()
   if along & 2:
     run = options.get("run") or max(rows, 1)
@@ -431,7 +433,10 @@ def prologue(
     x,
     global_scale,
     format=format,
-    more=(up, weight, bias, residual, *([] if key is None else [key])),
+    more=(
+      *(up, weight, bias, residual),
+      *(array for array in (cotangent, key) if array is not None),
+    ),
     results=(*sides, *last),
     prologue=function,
     halves=halves,

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Norms and gated activations of a tile, before it is quantized.
+"""Norms, gated activations and their gradients, before a tile is quantized.
 
 All arithmetic is f32, in the order of `jaxplugin/quantization/prologues.py`.
 
@@ -70,7 +70,8 @@ def load(
       many.
     other: `up` or `residual`, as x; or the result of `norm_statistics`, of x
       without a residual.
-    weight, bias: f32; see `jaxplugin/quantization/prologues.py`.
+    weight, bias: f32; see `jaxplugin/quantization/prologues.py`. A gradient has
+      the cotangent in place of a weight.
     total: as x, receives x + residual; None to store no sum.
     batch, row_start, column_start: of the tile.
     rows, columns: sizes of what is quantized.
@@ -126,6 +127,22 @@ def load(
       tile = tile * _of_features(weight, row, column, rows, columns, STRIDES)
     if QUANTIZED.prologue.has_bias:
       tile = tile + _of_features(bias, row, column, rows, columns, STRIDES)
+  elif QUANTIZED.prologue.gradient is not None:
+    tile = _gradient_of_tile(
+      x,
+      other,
+      weight,
+      bias,
+      batch,
+      row_start,
+      column_start,
+      rows,
+      columns,
+      STRIDES,
+      BLOCK_M,
+      BLOCK_K,
+      QUANTIZED,
+    )
   else:
     gate, up = _gate_and_up(
       x,
@@ -485,26 +502,125 @@ def _biases(bias, feature, features, QUANTIZED: tl.constexpr):
 
 
 @triton.jit
+def _gradient_of_tile(
+  x,
+  up,
+  cotangent,
+  bias,
+  batch,
+  row_start,
+  column_start,
+  rows: tl.constexpr,
+  columns: tl.constexpr,
+  STRIDES: tl.constexpr,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  QUANTIZED: tl.constexpr,
+):
+  """Loads a tile of the operands, and computes the gradient.
+
+  With halves, x has all gates of a row before all factors. A tile has only
+  gradients of gates, or only those of factors. Their numbers are the same.
+  """
+  is_minor: tl.constexpr = STRIDES[2] == 1
+  features: tl.constexpr = columns if is_minor else rows
+  is_split: tl.constexpr = QUANTIZED.prologue.gradient_of_halves
+  gates: tl.constexpr = features // 2 if is_split else features
+  of_rows: tl.constexpr = rows if is_minor else gates
+  of_columns: tl.constexpr = gates if is_minor else columns
+  is_up = QUANTIZED.prologue.gradient == "up"
+  if is_split:
+    tl.static_assert(gates % (BLOCK_K if is_minor else BLOCK_M) == 0)
+    up = x + gates
+    if is_minor:
+      is_up = column_start >= gates
+      column_start = tl.where(is_up, column_start - gates, column_start)
+    else:
+      is_up = row_start >= gates
+      row_start = tl.where(is_up, row_start - gates, row_start)
+  row = row_start + tl.arange(0, BLOCK_M)
+  gate = tiles.load_runs(
+    x, batch, row, column_start, of_rows, of_columns, STRIDES, BLOCK_M, BLOCK_K
+  ).to(tl.float32)
+  factor = tiles.load_runs(
+    up, batch, row, column_start, of_rows, of_columns, STRIDES, BLOCK_M, BLOCK_K
+  ).to(tl.float32)
+  given = tiles.load_runs(
+    cotangent,
+    batch,
+    row,
+    column_start,
+    of_rows,
+    of_columns,
+    QUANTIZED.prologue.strides_of_gates(STRIDES),
+    BLOCK_M,
+    BLOCK_K,
+  ).to(tl.float32)
+  if QUANTIZED.prologue.has_bias:
+    column = column_start + tl.arange(0, BLOCK_K)
+    if is_minor:
+      gate_bias, up_bias = _biases(bias, column, gates, QUANTIZED)
+      gate, factor = gate + gate_bias[None, :], factor + up_bias[None, :]
+    else:
+      gate_bias, up_bias = _biases(bias, row, gates, QUANTIZED)
+      gate, factor = gate + gate_bias[:, None], factor + up_bias[:, None]
+  of_gate, of_up = _gradients(gate, factor, QUANTIZED)
+  return given * tl.where(is_up, of_up, of_gate)
+
+
+@triton.jit
+def _gradients(gate, up, QUANTIZED: tl.constexpr):
+  """Returns the derivatives of `_gated` with respect to both operands."""
+  passes_gate = 1.0
+  passes_up = 1.0
+  if QUANTIZED.prologue.function == "swigluoai":
+    passes_gate = _passes(gate, QUANTIZED.prologue.limit)
+    passes_up = _passes(tl.abs(up), QUANTIZED.prologue.limit)
+  gate, up, z, slope = _terms(gate, up, QUANTIZED)
+  power = tl.where(z == z, _exponential(tl.abs(z)), z)  # keeps a NaN
+  inverse = codec.approximate_reciprocal(power + 1.0, QUANTIZED.hardware_cast)
+  inverse = tl.fma(tl.fma(-inverse, power + 1.0, 1.0), inverse, inverse)
+  sigmoid = tl.where(z < 0, power * inverse, inverse)
+  derivative = power * inverse * inverse
+  # The slope may be infinite where the derivative is 0.
+  change = tl.where(derivative == 0, 0.0, gate * slope * derivative)
+  return up * (sigmoid + change) * passes_gate, gate * sigmoid * passes_up
+
+
+@triton.jit
+def _passes(x, limit: tl.constexpr):
+  """Returns the derivative of the smaller one of x and a limit."""
+  return tl.where(x < limit, 1.0, tl.where(x == limit, 0.5, 0.0))
+
+
+@triton.jit
+def _terms(gate, up, QUANTIZED: tl.constexpr):
+  """Returns gate and factor of gate * sigmoid(z) * factor, z and dz / dgate."""
+  if QUANTIZED.prologue.function == "silu_and_mul":
+    z = gate
+    slope = 1.0
+  elif QUANTIZED.prologue.function == "gelu_and_mul":
+    square = gate * gate
+    z = gate * tl.fma(square, _GELU_B, _GELU_A)
+    slope = tl.fma(square, 3 * _GELU_B, _GELU_A)
+  else:
+    tl.static_assert(QUANTIZED.prologue.function == "swigluoai")
+    limit: tl.constexpr = QUANTIZED.prologue.limit
+    slope = QUANTIZED.prologue.alpha
+    gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+    up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL) + 1.0
+    z = gate * slope
+  return gate, up, z, slope
+
+
+@triton.jit
 def _gated(gate, up, QUANTIZED: tl.constexpr):
   """Returns gate * sigmoid(z) * up; for swigluoai * (up + 1).
 
   An infinite gate gives NaN, which quantizes like Inf.
   """
-  if QUANTIZED.prologue.function == "silu_and_mul":
-    z = gate
-    power = _exponential(tl.abs(z))
-  elif QUANTIZED.prologue.function == "gelu_and_mul":
-    factor = tl.fma(gate * gate, _GELU_B, _GELU_A)
-    z = gate * factor
-    power = _exponential(tl.abs(z))
-  else:
-    tl.static_assert(QUANTIZED.prologue.function == "swigluoai")
-    limit: tl.constexpr = QUANTIZED.prologue.limit
-    alpha: tl.constexpr = QUANTIZED.prologue.alpha
-    gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
-    up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL) + 1.0
-    z = gate * alpha
-    power = _exponential(tl.abs(z))
+  gate, up, z, _ = _terms(gate, up, QUANTIZED)
+  power = _exponential(tl.abs(z))
   # sigmoid(z) = e^z / (1 + e^z) for negative z. One Newton step rounds the
   # quotient, as its divisor is 1 to 2.
   numerator = tl.where(z < 0, gate * power, gate)

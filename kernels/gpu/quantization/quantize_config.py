@@ -136,10 +136,27 @@ class Prologue:
   halves: str | None = None
   alpha: float = 1.702
   limit: float = 7.0
+  gradient: str | None = None
 
   @property
   def is_norm(self) -> bool:
     return self.function.endswith("norm")
+
+  @property
+  def merged_halves(self) -> str | None:
+    """`halves` if the result has one value for each gate and factor of x."""
+    return None if self.gradient else self.halves
+
+  @property
+  def gradient_of_halves(self) -> bool:
+    return bool(self.gradient and self.halves)
+
+  def strides_of_gates(self, strides: Sizes) -> Sizes:
+    """Returns the strides of a cotangent, given those of x."""
+    if not self.gradient_of_halves:
+      return strides
+    batch, row, k = strides
+    return (batch // 2, row // 2, k) if k == 1 else (batch // 2, row, k // 2)
 
   @property
   def has_statistics(self) -> bool:
@@ -278,7 +295,7 @@ class Rows:
   def x_strides(self) -> Sizes:
     """Strides of (batch, row, k) in x, whose halves are twice as long."""
     batch, row, k = self.layout(self.k)[1]
-    if self.prologue is None or not self.prologue.halves:
+    if self.prologue is None or not self.prologue.merged_halves:
       return batch, row, k
     return (
       (2 * batch, 2 * row, k) if self.k_is_minor else (2 * batch, row, 2 * k)
@@ -344,7 +361,7 @@ class Matrices:
   @property
   def x_strides(self) -> Sizes:
     """Strides of (batch, row, column) in x, whose halves are twice as long."""
-    is_half = self.prologue is not None and self.prologue.halves
+    is_half = self.prologue is not None and self.prologue.merged_halves
     return layout(self.batch, self.rows, self.columns * (2 if is_half else 1))[
       1
     ]
@@ -384,7 +401,8 @@ def default_config(
   once. It has 16 if it needs all bits of quotients, because registers would
   spill on sm_100. Tiles are long along the contiguous dimension, so that a warp
   reads whole cache lines. They have whole squares and groups, and whole rows
-  for a norm without statistics.
+  for a norm without statistics. A tile of a gradient has either gates or
+  factors.
 
   Raises:
     ValueError: If the format is unknown.
@@ -394,6 +412,10 @@ def default_config(
   if x.prologue is not None and x.prologue.needs_whole_rows:
     block_k = _next_power_of_2(grid_k)
     block_m = max(1, block_m * 256 // block_k)
+  if x.k_is_minor:
+    block_k = _in_halves(x, x.k, block_k)
+  else:
+    block_m = _in_halves(x, x.rows, block_m)
   vec_size = formats.by_name(x.format).block_size
   least_m = vec_size if x.options.is_square else 1
   least_k = max(vec_size, x.options.hadamard)
@@ -418,12 +440,19 @@ def config_of_both(
   needs_all_bits = x.options.needs_all_bits or x.options_t.needs_all_bits
   return _config_of_tile(
     64,
-    64,
+    _in_halves(x, x.columns, 64),
     architecture,
     values_of_thread=16,
     hardware_cast=not needs_all_bits
     and casts_in_hardware(x.format, architecture),
   )
+
+
+def _in_halves(x: Rows | Matrices, features: int, block: int) -> int:
+  """Returns the largest part of a tile's block that divides halves, if any."""
+  if x.prologue is None or not x.prologue.gradient_of_halves:
+    return block
+  return math.gcd(block, features // 2)
 
 
 def needs_statistics(

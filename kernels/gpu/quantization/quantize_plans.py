@@ -430,7 +430,11 @@ def _quantize_both_launch(
 def _operands(prologue: quantize_config.Prologue | None) -> list[str]:
   """Returns a prologue's operands, or placeholders, for `prologues.load`."""
   given = () if prologue is None else prologue.operands
-  groups = ("up", "residual", "statistics"), ("weight",), ("bias",)
+  groups = (
+    ("up", "residual", "statistics"),
+    ("weight", "cotangent"),
+    ("bias",),
+  )
   return [
     next((name for name in group if name in given), "x") for group in groups
   ]
@@ -438,7 +442,10 @@ def _operands(prologue: quantize_config.Prologue | None) -> list[str]:
 
 def _name(x: quantize_config.Rows | quantize_config.Matrices) -> str:
   """Returns the function of x and the format, for names in profiles."""
-  function = f"{x.prologue.function}_" if x.prologue else ""
+  function = ""
+  if x.prologue is not None:
+    gradient = "gradient_" if x.prologue.gradient else ""
+    function = f"{x.prologue.function}_{gradient}"
   return f"{function}{x.format}{'_amax' * x.returns_amax}"
 
 

@@ -139,7 +139,10 @@ def _refusal(problem: problems.QuantizationProblem) -> str:
     return "its scales are swizzled"
   if (given := problem.prologue) is not None:  # Rows leave out its numbers.
     prologue = prologues.Prologue(
-      function=given.function, operands=given.operands, halves=given.halves
+      function=given.function,
+      operands=given.operands,
+      halves=given.halves,
+      gradient=given.gradient,
     )
     problem = dataclasses.replace(problem, prologue=prologue)
   return _shape_refusal(backends.QUANTIZE_OPERATION, problem)

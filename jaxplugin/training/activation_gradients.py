@@ -1,0 +1,198 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of gated activations that matmuls quantize as they are computed.
+
+In the backward pass of dot -> activation -> dot, the first matmul quantizes the
+gradient of its result. If an activation was `attached`, that matmul finds which
+operation computes the gradient, and quantizes it with that operation as the
+prologue.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from jaxplugin import dot
+from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import linear_calls
+from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.quantization import prologues
+
+Arrays = Sequence[jax.Array]
+
+
+def attached(y: jax.Array, call: prologues.Call) -> jax.Array:
+  """Returns y, whose gradient goes to the operands of the call.
+
+  Args:
+    y: the result of the activation, in any float dtype.
+    call: a gated activation that computes y.
+  """
+  call = call.canonical(y.shape)
+  operands = [call.x, *call.more.values()]
+  if call.prologue.halves and explicit_axes.mesh_of(operands) is not None:
+    return y  # the gradient of halves would merge a sharded dimension
+  y, *operands = dot.vary_alike([y, *operands])
+  return _attached(call.prologue, y, operands)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _attached(
+  prologue: prologues.Prologue, y: jax.Array, operands: list[jax.Array]
+) -> jax.Array:
+  del prologue, operands  # y has no derivative with respect to itself
+  return y
+
+
+def _attached_jvp(
+  prologue: prologues.Prologue, primals: Any, tangents: Any
+) -> tuple[jax.Array, jax.Array]:
+  (y, operands), (_, given) = primals, tangents
+  names = ("x", *prologue.operands)
+  active = {
+    name: t
+    for name, t in zip(names, given, strict=True)
+    if not isinstance(t, SymbolicZero)
+  }
+  if not active:
+    return y, jnp.zeros_like(y)
+  tangent = _Tangent(prologue=prologue, active=tuple(active), dtype=y.dtype)
+  linear = list(active.values())
+  return y, linear_calls.linear_call(tangent, linear, operands)
+
+
+_attached.defjvp(_attached_jvp, symbolic_zeros=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Tangent(linear_calls.Linear):
+  """The tangent of a gated activation, from those of its active operands.
+
+  Its constants are all operands of the activation.
+  """
+
+  prologue: prologues.Prologue
+  active: tuple[str, ...]
+  dtype: np.dtype
+
+  is_value: ClassVar[bool] = True
+
+  def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
+    names = ("x", *self.prologue.operands)
+    given = dict(zip(names, constants, strict=True))
+
+    def activation(*active: jax.Array) -> jax.Array:
+      x, *more = (given | dict(zip(self.active, active, strict=True))).values()
+      operands = dict(zip(names[1:], more, strict=True))
+      (y,) = prologues.compute(self.prologue, x, operands)
+      return y.astype(self.dtype)
+
+    point = tuple(given[name] for name in self.active)
+    return jax.jvp(activation, point, tuple(linear))[1]
+
+  def transpose(
+    self, wanted: Sequence[bool], g: jax.Array, constants: Arrays
+  ) -> list[jax.Array | None]:
+    return [
+      self._gradient(name, g, constants) if is_wanted else None
+      for name, is_wanted in zip(self.active, wanted, strict=True)
+    ]
+
+  def _gradient(self, name: str, g: jax.Array, constants: Arrays) -> jax.Array:
+    if name != "bias":
+      gradient = _Gradient.of(self.prologue, name, constants[0].dtype)
+      return linear_calls.linear_call(gradient, [g], constants)
+    halves = self.prologue.halves
+    each = [
+      _Gradient.of(self.prologue, operand, np.dtype(np.float32))
+      for operand in (["x"] if halves else ["x", "up"])
+    ]
+    rows = [gradient.apply([g], constants) for gradient in each]
+    sums = [row.sum(tuple(range(row.ndim - 1))) for row in rows]
+    return jnp.concatenate(sums)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Gradient(linear_calls.Linear):
+  """The gradient of a gated activation, from the cotangent of its result.
+
+  Attributes:
+    prologue: computes the gradient. Its operands end with the cotangent, and
+      the others are the constants.
+    dtype: of the gradient.
+  """
+
+  prologue: prologues.Prologue
+  dtype: np.dtype
+
+  is_value: ClassVar[bool] = True
+
+  @classmethod
+  def of(
+    cls, prologue: prologues.Prologue, name: str, dtype: np.dtype
+  ) -> _Gradient:
+    """Returns the gradient of an activation with respect to an operand."""
+    operands = (*prologue.operands, "cotangent")
+    prologue = dataclasses.replace(prologue, operands=operands, gradient=name)
+    return cls(prologue=prologue, dtype=dtype)
+
+  def call(self, linear: Arrays, constants: Arrays) -> prologues.Call:
+    x, *more = (*constants, *linear)
+    operands = dict(zip(self.prologue.operands, more, strict=True))
+    return prologues.Call(prologue=self.prologue, x=x, more=operands)
+
+  def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
+    call = self.call(linear, constants)
+    (y,) = prologues.compute(call.prologue, call.x, call.more)
+    return y.astype(self.dtype)
+
+  def transpose(
+    self, wanted: Sequence[bool], g: jax.Array, constants: Arrays
+  ) -> list[jax.Array | None]:
+    if not wanted[0]:
+      return [None]
+    *_, (shape, _) = self.prologue.operand_types(g.shape, g.dtype)
+    cotangent = jax.ShapeDtypeStruct(shape, self.dtype)
+    transposed = jax.linear_transpose(
+      lambda c: self.apply([c], constants), cotangent
+    )
+    return list(transposed(g))
+
+
+def call_of(g: Any) -> prologues.Call | None:
+  """Returns the call that computes g, the gradient of an attached activation.
+
+  Returns None for another array. Conversions of floats and reshapes of rows may
+  come after the call.
+  """
+  shape = np.shape(g)
+  if binding_private.staged(g) is not g:  # e.g. an array inside of a vmap
+    return None
+  while (made := binding_private.maker(g)) is not None:
+    eqn, _ = made
+    (x, *_), name = eqn.in_tracers, eqn.primitive.name
+    if eqn.primitive is linear_calls.linear_call_p:
+      function = eqn.params["function"]
+      if not isinstance(function, _Gradient):
+        return None
+      linear, *constants = eqn.in_tracers
+      return function.call([linear], constants).canonical(shape)
+    is_conversion = name == "convert_element_type" and jnp.issubdtype(
+      x.dtype, jnp.floating
+    )
+    is_same = is_conversion or (
+      name == "reshape" and x.shape[-1:] == shape[-1:]
+    )
+    if not is_same:
+      return None
+    g = x
+  return None

@@ -1,0 +1,283 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of gated activations, attached and found by matmuls."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import jaxplugin as jp
+from jaxplugin.core import targets
+from jaxplugin.quantization import prologues
+from jaxplugin.quantization import quantize_primitive
+from jaxplugin.testing import prologue_cases
+from jaxplugin.testing import quantization_lowerings
+from jaxplugin.training import activation_gradients
+
+GATED = [p for p in prologue_cases.CASES if not p.is_norm]
+SHAPE = (2, 64, 64)
+FEATURES, HIDDEN = 64, 128
+
+
+def gated_mlp(params, x):
+  gate, up = x @ params["gate"], x @ params["up"]
+  return (jax.nn.silu(gate) * up) @ params["down"]
+
+
+def halves_mlp(params, x):
+  both = x @ jnp.concatenate([params["gate"], params["up"]], 1)
+  gate, up = jnp.split(both, 2, -1)
+  return (jax.nn.silu(gate) * up) @ params["down"]
+
+
+def arrays(dtype=jnp.float32):
+  rng = np.random.default_rng(0)
+  sizes = {
+    "gate": (FEATURES, HIDDEN),
+    "up": (FEATURES, HIDDEN),
+    "down": (HIDDEN, FEATURES),
+  }
+  params = {
+    name: jnp.asarray(rng.standard_normal(size) / 8, dtype)
+    for name, size in sizes.items()
+  }
+  return params, jnp.asarray(rng.standard_normal(SHAPE), dtype)
+
+
+def fused(fn, recipe="mxfp8"):
+  return jp.quantize_dots(fn, recipe, fuse_activations=True)
+
+
+def loss_of(fn):
+  return lambda params, x: jnp.square(fn(params, x)).sum()
+
+
+def found(fn, *args):
+  """Returns the gradients that a function quantizes as it computes them."""
+  lines = jp.explain(fn, *args).quantizations
+  words = "gradient of silu_and_mul"
+  return sorted(line.layer for line in lines if words in line.description)
+
+
+class AttachedTest(parameterized.TestCase):
+  def test_gradients_are_those_of_the_function(self):
+    def of(prologue, x, more, cotangent, is_attached):
+      def function(x, more):
+        y = prologues.compute(prologue, x, more)[0]
+        if is_attached:
+          call = prologues.Call(prologue=prologue, x=x, more=more)
+          y = activation_gradients.attached(jax.lax.stop_gradient(y), call)
+        return y
+
+      y, vjp = jax.vjp(function, x, more)
+      first = vjp(cotangent)
+      second = jax.grad(
+        lambda x: (jax.vjp(function, x, more)[1](cotangent)[0] ** 2).sum()
+      )(x)
+      tangents = jax.tree.map(jnp.cos, (x, more))
+      return y, first, second, jax.jvp(function, (x, more), tangents)
+
+    cases = [
+      (p, *prologue_cases.operands(p, (3, 5, 32), jnp.float32)) for p in GATED
+    ]
+    cotangent = jnp.sin(jnp.arange(480.0)).reshape(3, 5, 32)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def run(given, is_attached):
+      return [
+        of(p, x, more, cotangent, is_attached)
+        for (p, _, _), (x, more) in zip(cases, given, strict=True)
+      ]
+
+    given = [(x, more) for _, x, more in cases]
+    for prologue, got, want in zip(
+      GATED, run(given, True), run(given, False), strict=True
+    ):
+      with self.subTest(str(prologue)):
+        for a, b in zip(
+          jax.tree.leaves(got), jax.tree.leaves(want), strict=True
+        ):
+          largest = abs(np.asarray(b)).max()
+          np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * largest)
+
+
+class FusedGradientsTest(parameterized.TestCase):
+  def test_matmuls_quantize_the_gradients_of_their_results(self):
+    params, x = arrays()
+    plain = fused(gated_mlp)
+
+    def scanned(params, x):
+      stack = jax.tree.map(lambda a: jnp.stack([a, a / 2]), params)
+      body = lambda x, p: (gated_mlp(p, x) + x, None)
+      return jax.lax.scan(body, x, stack)[0]
+
+    steps = {
+      "grad": jax.grad(loss_of(plain)),
+      "grad inside": fused(jax.grad(loss_of(gated_mlp))),
+      "jit": jax.grad(loss_of(fused(jax.jit(gated_mlp)))),
+      "checkpoint": jax.grad(loss_of(fused(jax.checkpoint(gated_mlp)))),
+      "checkpoint outside": jax.grad(loss_of(jax.checkpoint(plain))),
+      "scan": jax.grad(loss_of(fused(scanned))),
+    }
+    for name, step in steps.items():
+      with self.subTest(name):
+        self.assertEqual(found(step, params, x), ["gate", "up"])
+    step = jax.grad(loss_of(fused(halves_mlp)), argnums=(0, 1))
+    self.assertLen(found(step, params, x), 1)
+
+  def test_gradients_are_quantized_from_their_f32_values(self):
+    params, x = arrays(jnp.bfloat16)
+    cotangent = jnp.asarray(np.cos(np.arange(x.size)), x.dtype).reshape(SHAPE)
+    dot = jp.dot_general("mxfp8", "mxfp8")
+    numbers = (((2,), (0,)), ((), ()))
+
+    @jax.jit
+    def by_hand(params, x):
+      gate, up = (dot(x, params[n], numbers) for n in ("gate", "up"))
+      call = prologues.Call(
+        prologue=prologues.Prologue(function="silu_and_mul", operands=("up",)),
+        x=gate,
+        more={"up": up},
+      )
+      y = prologues.compute(call.prologue, call.x, call.more)[0]
+      y = y.astype(x.dtype)
+      _, vjp = jax.vjp(lambda y: dot(y, params["down"], numbers), y)
+      (c,) = vjp(cotangent)
+      result = {}
+      for name in ("x", "up"):
+        prologue = dataclasses.replace(
+          call.prologue, operands=("up", "cotangent"), gradient=name
+        )
+        more = {"up": up, "cotangent": c}
+        (g,) = prologues.compute(prologue, gate, more)
+        rows = lambda a: a.astype(jnp.float32).reshape(-1, a.shape[-1])
+        g_q, x_q = (jp.quantize(rows(a), "mxfp8", axis=0) for a in (g, x))
+        result["gate" if name == "x" else name] = jp.block_scaled_dot(
+          x_q,
+          g_q,
+          dimension_numbers=(((0,), (0,)), ((), ())),
+          preferred_element_type=x.dtype,
+        )
+      return result
+
+    step = jax.jit(
+      lambda p, x: jax.vjp(lambda p: fused(gated_mlp)(p, x), p)[1](cotangent)[0]
+    )
+    # Kernels round the sigmoid otherwise.
+    with targets.use_target(quantization_lowerings.OPERATIONS):
+      got, want = step(params, x), by_hand(params, x)
+    for name, value in want.items():
+      np.testing.assert_array_equal(got[name], value)
+
+  def test_gradients_are_near_those_of_the_model(self):
+    params, x = arrays()
+    for fn in (gated_mlp, halves_mlp):
+      got, other = (
+        jax.jit(
+          jax.grad(loss_of(jp.quantize_dots(fn, "mxfp8", **options)), (0, 1))
+        )(params, x)
+        for options in ({"fuse_activations": True}, {})
+      )
+      want = jax.jit(jax.grad(loss_of(fn), (0, 1)))(params, x)
+      for a, b, c in zip(
+        *map(jax.tree.leaves, (got, other, want)), strict=True
+      ):
+        error, usual = (np.linalg.norm(np.asarray(e - c)) for e in (a, b))
+        self.assertLess(error, 1.1 * usual)
+        self.assertLess(error, 0.12 * np.linalg.norm(np.asarray(c)))
+
+  def test_other_gradients_are_quantized_separately(self):
+    params, x = arrays()
+
+    def read(params, x):
+      gate, up = x @ params["gate"], x @ params["up"]
+      y = (jax.nn.silu(gate) * up) @ params["down"]
+      return y.sum() + gate.sum()
+
+    def twice(params, x):
+      gate, up = x @ params["gate"], x @ params["up"]
+      y = jax.nn.silu(gate) * up
+      return (y @ params["down"]).sum() + (y @ params["down"] * 2.0).sum()
+
+    # The gradient of gate is a sum.
+    self.assertEqual(found(jax.grad(fused(read)), params, x), ["up"])
+    self.assertEmpty(found(jax.grad(fused(twice)), params, x))
+    step = jax.grad(loss_of(jax.vmap(fused(gated_mlp), (None, 0))))
+    self.assertEmpty(found(step, params, x))
+    recipe = dataclasses.replace(
+      jp.training.NVFP4_RECIPE, stochastic_rounding=False
+    )
+    step = jax.grad(loss_of(fused(gated_mlp, recipe)))
+    self.assertEmpty(found(step, params, x))
+
+  def test_second_derivative_of_a_quantized_gradient_is_an_error(self):
+    params, x = arrays()
+    first = jax.grad(loss_of(fused(gated_mlp)))
+    second = jax.grad(lambda p: first(p, x)["gate"].sum())
+    with self.assertRaisesRegex(NotImplementedError, "second derivative"):
+      jax.jit(second).trace(params)
+
+  def test_devices_compute_their_part(self):
+    params, x = arrays()
+    mesh = Mesh(np.reshape(jax.devices()[:4], (2, 2)), ("data", "model"))
+    for fn in (gated_mlp, halves_mlp):
+      step = jax.grad(loss_of(fused(fn)), (0, 1))
+      want = jax.jit(step)(params, x)
+      place = lambda a, *spec: jax.device_put(
+        a, jax.sharding.NamedSharding(mesh, P(*spec))
+      )
+      split = {
+        "gate": place(params["gate"], None, "model"),
+        "up": place(params["up"], None, "model"),
+        "down": place(params["down"], "model", None),
+      }
+      got = jax.jit(step)(split, place(x, "data"))
+      for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        largest = abs(np.asarray(b)).max()
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * largest)
+
+  def test_shard_map_sums_gradients_over_devices(self):
+    params, x = arrays()
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+
+    @jax.shard_map(mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+    def loss(params, x):
+      return jax.lax.psum(loss_of(fused(gated_mlp))(params, x), "data")
+
+    got = jax.jit(jax.grad(loss))(params, x)
+    want = jax.jit(jax.grad(loss_of(fused(gated_mlp))))(params, x)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+      largest = abs(np.asarray(b)).max()
+      np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * largest)
+
+
+class PrimitiveTest(parameterized.TestCase):
+  def test_vmap_of_gradients_gives_the_codes_of_each_entry(self):
+    cases = [p for p in prologue_cases.GRADIENTS if "bias" not in p.operands]
+    along = prologue_cases.along(1)
+
+    def codes(prologue, x, more):
+      (q,), _, _ = quantize_primitive.produce(
+        x, None, blockings=along, format=jp.MXFP8, packed=False,
+        prologue=prologue, more=more,
+      )  # fmt: skip
+      return [leaf for leaf in q if leaf is not None]
+
+    for prologue in cases:
+      x, more = prologue_cases.operands(
+        prologue, (2, *prologue_cases.SHAPE), jnp.bfloat16
+      )
+      function = functools.partial(codes, prologue)
+      got = jax.jit(jax.vmap(function))(x, more)
+      for i in range(2):
+        want = jax.jit(function)(*jax.tree.map(lambda a, i=i: a[i], (x, more)))
+        for a, b in zip(got, want, strict=True):
+          np.testing.assert_array_equal(
+            np.asarray(a[i]).view(np.uint8), np.asarray(b).view(np.uint8)
+          )
