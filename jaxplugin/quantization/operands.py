@@ -124,6 +124,8 @@ def prologue_refusal(
     what = "the matmul" if spec is first else "the backward pass"
     if spec.options != problems.NO_OPTIONS:
       return f"{what} needs its values {spec.options}, which no kernel fuses"
+    if spec.format.offset_dtype is not None:
+      return "no kernel fuses it with zero points or minima"
     if spec.format.is_square:
       return f"{what} needs square blocks of {spec.format}"
     if spec.format != first.format:

@@ -918,6 +918,24 @@ class FusedMatmulsTest(parameterized.TestCase):
     else:
       self.assertEmpty(found)
 
+  @parameterized.parameters(
+    ("fp8_128x128", "the matmul needs square blocks of fp8_128x128"),
+    ("uint4_128", "no kernel fuses it with zero points or minima"),
+  )
+  def test_formats_without_a_prologue_are_separate(self, format, reason):
+    x, w = normal(3, 128), normal(128, 128)
+    w_q, _ = jp.quantize_params({"kernel": w}, "mxfp8")
+    model = lambda p, x: llama(x, jnp.ones(128)) @ p["kernel"]
+    outcome, ys = [], []
+    for fuse in (False, True):
+      function = jp.accept_quantized(
+        model, activations=format, fuse_activations=fuse
+      )
+      ys.append(jax.jit(function)(w_q, x))
+      outcome += outcomes(function, w_q, x)
+    self.assertEqual(outcome, [(RMS, f"separate: {reason}")] * 2)
+    np.testing.assert_array_equal(*ys)
+
   def test_norm_outside_of_a_checkpoint_is_separate_in_accept_quantized(self):
     params, x = block_params(), normal(*SHAPE)
     where = lambda p: 0 if p.array.ndim == 2 else False
