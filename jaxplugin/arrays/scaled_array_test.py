@@ -302,7 +302,6 @@ class SwizzleTest(parameterized.TestCase):
   @parameterized.parameters(
     (1, 1), (128, 4), (129, 5), (127, 3), (131, 17), (300, 8), (32, 4), (33, 9)
   )
-  @pytest.mark.sample(1)
   def test_swizzle_follows_the_formula_of_the_ptx_isa(self, rows, columns):
     scale = random_bytes((rows, columns))
     swizzled = jp.swizzle_scale(jnp.asarray(scale))

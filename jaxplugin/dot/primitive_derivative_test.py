@@ -334,7 +334,6 @@ class RefusalTest(parameterized.TestCase):
     self.plain = integers(rng, (3, 32))
 
   @parameterized.parameters("grad", "jvp", "linearize", "vjp", "transpose")
-  @pytest.mark.sample(1)
   def test_quantized_values_have_no_derivative(self, transform):
     def function(values):
       x = jp.ScaledArray(values, self.x.scale, None, jp.MXFP8)

@@ -101,17 +101,18 @@ class LinearTest(parameterized.TestCase):
   @parameterized.parameters(
     ((), (N, K), 1, r"linear: x must be \(\.\.\., k\).*x \(\)"),
     ((2, K), (3, N, K), 2, r"w_q \(n, k\), got .* w_q \(3, 12, 64\)"),
-    ((2, 64), (64, 96), 0, r"w_q must be blocked along k.*dimension 0"),
     ((2, 32), (N, K), 1, r"the same k, got x \(2, 32\) and w_q \(12, 64\)$"),
     ((2, 64), (64, 96), 1, r"weights are \(n, k\): quantize kernel\.T"),
-    ((2, 64), (64, 96), 0, r"w_q .*; pass w_q\.transpose\(1, 0\)"),
+    (
+      *((2, 64), (64, 96), 0),
+      r"w_q must be blocked along k.*dimension 0; pass w_q\.transpose\(1, 0\)",
+    ),
     (
       *((2, 40), (N, 64), 1),
       r"w_q was padded .*pad x too, .*jnp\.pad\(x, \[\(0, 0\), \(0, 24\)\]\)",
     ),
     ((2, K), None, None, "linear: lhs or rhs must be quantized"),
   )
-  @pytest.mark.sample(6)
   def test_wrong_shapes_are_refused(self, x, w, axis, message):
     w = jnp.ones((N, K)) if w is None else jp.quantize(
       jnp.ones(w), jp.MXFP8, axis=axis

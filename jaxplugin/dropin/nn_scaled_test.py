@@ -320,7 +320,6 @@ class ScaledDotTest(parameterized.TestCase):
     ("nvfp4", E2M1, E4M3, 16, 0x7F),
     ("no_format", E4M3, E8M0, 8, 0xFF),
   )
-  @pytest.mark.sample(1)
   def test_a_nan_scale_makes_its_zeros_nan(
     self, dtype, scale_dtype, block, nan
   ):
@@ -332,7 +331,6 @@ class ScaledDotTest(parameterized.TestCase):
     np.testing.assert_array_equal(isnan, [[False] * 5, [True] * 5, [False] * 5])
 
   @parameterized.parameters(8, 16)
-  @pytest.mark.sample(1)
   def test_only_nvfp4_refuses_negative_scales(self, block):
     lhs, lhs_scale = mx((3, 32), 1, E2M1, block, E4M3).make(rng_of(15))
     pair = lhs, (-lhs_scale.astype(np.float32)).astype(E4M3)

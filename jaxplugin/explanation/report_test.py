@@ -297,7 +297,6 @@ class QuantizationTest(parameterized.TestCase):
       self.assertIn("XLA fuses", told.reason)
 
   @parameterized.parameters((H200, "triton"), (CPU, "cpu and xla"))
-  @pytest.mark.sample(1)
   def test_both_axes_are_told(self, target, expected):
     function = lambda x: jp.quantize_both(x, jp.MXFP8)
     (told,) = quantizations(function, X, target=target)

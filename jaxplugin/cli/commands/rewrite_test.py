@@ -191,7 +191,6 @@ ENTRY main {
     (".", r"error: \S*: Is a directory"),
     ("", "the following arguments are required: FILE"),
   )
-  @pytest.mark.sample(8)
   def test_bad_input_is_one_line_and_status_2(self, line, pattern):
     self.write("cpu.mlir", written_modules.cpu_module())
     self.write("bad.mlir", "module {\n func.func @x( }\n")

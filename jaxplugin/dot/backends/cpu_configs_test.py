@@ -277,7 +277,6 @@ class ServedTest(parameterized.TestCase):
   @parameterized.product(
     isa=INSTRUCTION_SETS, lhs=(*formats.FORMATS, *PLAIN), rhs=formats.FORMATS
   )
-  @pytest.mark.sample(1)
   def test_candidates_are_few_different_and_served(self, isa, lhs, rhs):
     for m, n in itertools.product((1, 4, 6, 11, 40, 600), (1, 32, 2880)):
       asked = problem(lhs, rhs, m=m, n=n)

@@ -318,7 +318,6 @@ class DescriptorsTest(parameterized.TestCase):
     ("h200", jp.MXFP8, jp.MXFP4, 1568, None),
     ("h200", jp.NVFP4, jp.NVFP4, 1552, "lhs: strides .* got 776"),
   )
-  @pytest.mark.sample(2)
   def test_what_they_do_not_serve_is_refused(self, name, lhs, rhs, k, message):
     (decided,) = jp.explain(
       lambda x, w: jp.block_scaled_dot(x, w),

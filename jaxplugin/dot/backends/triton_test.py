@@ -567,7 +567,6 @@ class ConversionTest(parameterized.TestCase):
     return [note for note in told.decision.notes if "FP4" in note]
 
   @parameterized.product(name=("b200", "rtx5090"), ragged=(False, True))
-  @pytest.mark.sample(1)
   def test_which_and_why(self, name, ragged):
     needs = (
       "decoded by integer operations: its conversion needs ptxas 13.2, and the"
@@ -587,7 +586,6 @@ class ConversionTest(parameterized.TestCase):
     ("rtx5090", None, jp.MXFP8),
     ("rtx5090", jp.NVFP4, jp.NVFP4),
   )
-  @pytest.mark.sample(1)
   def test_nothing_where_there_is_one_way(self, name, lhs, rhs):
     target = targets.named_target(name, ptxas="13.4")
     self.assertEmpty(self.notes(target, lhs=lhs, rhs=rhs))

@@ -170,7 +170,6 @@ class ErrorTest(command_lines.CommandLineTestCase):
     ("ONE --dry-run --target h900", "unknown target 'h900'"),
     ("--module nowhere.mlir", "nowhere.mlir: No such file"),
   )
-  @pytest.mark.sample(16)
   def test_bad_arguments_are_told(self, line, said):
     given = line.replace("ONE", " ".join(ONE)).split()
     self.check_error(["tune", *given], said)
