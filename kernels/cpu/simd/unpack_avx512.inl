@@ -218,8 +218,30 @@ JAXPLUGIN_ALWAYS_INLINE __m512i LoadBytes(const uint8_t* p, int64_t left) {
   return _mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - left), p);
 }
 
+// The bytes of E4M3's codes without signs as bf16, and the index of the byte that
+// is repeated in each dword. They are constants, unlike TablesOf, so that loops
+// that store need not load them again.
+struct E4M3Tables {
+  alignas(64) uint8_t low[128], high[128], dword[64];
+
+  constexpr E4M3Tables() : low{}, high{}, dword{} {
+    for (int i = 1; i < 128; ++i) {
+      int bits = (i << 4) + (120 << 7);
+      if (i < 8) {  // subnormals
+        const int lead = i < 2 ? 0 : i < 4 ? 1 : 2;
+        bits = ((118 + lead) << 7) + ((i << (7 - lead)) & 0x7f);
+      }
+      if (i == 127) bits = kQuietNan >> 16;
+      low[i] = static_cast<uint8_t>(bits);
+      high[i] = static_cast<uint8_t>(bits >> 8);
+    }
+    for (int i = 0; i < 64; ++i) dword[i] = static_cast<uint8_t>(i / 4);
+  }
+};
+constexpr E4M3Tables kE4M3Tables;
+
 // Loads the first `left` of 16 scales (the others are 0), and converts them to
-// float32.
+// float32. E4M3's tables take half of the instructions of its arithmetic.
 JAXPLUGIN_ALWAYS_INLINE __m512 LoadScales(ScaleKind kind, const uint8_t* scale,
                                           int64_t left) {
   if (IsWide(kind)) {
@@ -231,6 +253,21 @@ JAXPLUGIN_ALWAYS_INLINE __m512 LoadScales(ScaleKind kind, const uint8_t* scale,
     return _mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
   }
+  if (kind == ScaleKind::kE4M3) {
+    const E4M3Tables& tables = kE4M3Tables;
+    const __m512i codes = _mm512_permutexvar_epi8(
+        _mm512_load_si512(tables.dword), LoadBytes(scale, Min(left, 16)));
+    const auto look_up = [&](uint64_t mask, const uint8_t* table) {
+      return _mm512_maskz_permutex2var_epi8(mask, _mm512_load_si512(table),
+                                            codes,
+                                            _mm512_load_si512(table + 64));
+    };
+    const __m512i low = look_up(0x4444444444444444, tables.low);
+    const __m512i high = look_up(0x8888888888888888, tables.high);
+    const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000));
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
+        _mm512_or_si512(low, high), codes, sign, 0xf8));  // a | (b & c)
+  }
   const __mmask16 mask =
       left >= 16  ? 0xffff
       : left <= 0 ? 0
@@ -238,32 +275,12 @@ JAXPLUGIN_ALWAYS_INLINE __m512 LoadScales(ScaleKind kind, const uint8_t* scale,
   const __m512i code =
       _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, scale));
   const __m512i nan = _mm512_set1_epi32(static_cast<int>(kQuietNan));
-  if (kind == ScaleKind::kE8M0) {
-    __m512i bits = _mm512_slli_epi32(code, 23);
-    bits = _mm512_mask_mov_epi32(
-        bits, mask & _mm512_testn_epi32_mask(code, code),
-        _mm512_set1_epi32(0x00400000));
-    bits = _mm512_mask_mov_epi32(
-        bits, _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(255)), nan);
-    return _mm512_castsi512_ps(bits);
-  }
-  // The same computation as in Decode<E4M3>.
-  const __m512i magnitude = _mm512_slli_epi32(
-      _mm512_and_si512(code, _mm512_set1_epi32(0x7f)), 20);
-  __m512i bits = _mm512_add_epi32(magnitude, _mm512_set1_epi32(120 << 23));
-  const __m512i rebased =
-      _mm512_add_epi32(magnitude, _mm512_set1_epi32(121 << 23));
-  const __m512 subnormal = _mm512_sub_ps(
-      _mm512_castsi512_ps(rebased), _mm512_set1_ps(0.015625f));
+  __m512i bits = _mm512_slli_epi32(code, 23);
   bits = _mm512_mask_mov_epi32(
-      bits, _mm512_cmplt_epu32_mask(magnitude, _mm512_set1_epi32(1 << 23)),
-      _mm512_castps_si512(subnormal));
-  bits = _mm512_mask_mov_epi32(
-      bits, _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f << 20)),
-      nan);
-  const __m512i sign = _mm512_slli_epi32(
-      _mm512_and_si512(code, _mm512_set1_epi32(0x80)), 24);
-  return _mm512_castsi512_ps(_mm512_or_si512(bits, sign));
+      bits, mask & _mm512_testn_epi32_mask(code, code),
+      _mm512_set1_epi32(0x00400000));
+  return _mm512_castsi512_ps(_mm512_mask_mov_epi32(
+      bits, _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(255)), nan));
 }
 
 // The index, among 16 scales, of the scale of each dword of a vector. `values`
