@@ -13,10 +13,12 @@ import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.rewriting import quantized_dots_test as constructs
 from jaxplugin.testing import transformations
+from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.oracles import gradients_oracle
 from jaxplugin.testing.oracles import recipes_oracle
 
@@ -113,7 +115,7 @@ def in_vmap(first, second):
 def in_shard_map(first, second):
   """Each device has one expert and the rows of that expert."""
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:EXPERTS]), ("d",))
-  spec = jax.sharding.PartitionSpec("d")
+  spec = P("d")
 
   def loss(params, x):
     def local(up, down, x, sizes):
@@ -164,6 +166,26 @@ class ConstructsTest(parameterized.TestCase):
   def test_each_ragged_dot_has_a_key_of_its_own(self):
     hand = layer_of(by_hand(KEYED, 0), by_hand(KEYED, 1))
     self.check(layer_of(plain, plain), hand, KEYED, ("outside",))
+
+  @pytest.mark.full
+  def test_explicit_axes_keep_out_sharding_and_bits(self):
+    w, x = PARAMS["down"], normal(8, 24, HIDDEN)
+    out = P("a")
+
+    def f(w, x):
+      return lax.ragged_dot_general(x, w, SIZES, JAXS, out_sharding=out)
+
+    expected = jax.jit(lambda w, x: by_hand(MXFP8)(x, w, SIZES))(w, x)
+    mesh = explicit.mesh(self)
+    with jax.set_mesh(mesh):
+      w, x = (explicit.put(mesh, *each) for each in ((w, P()), (x, out)))
+      loss = lambda w, x: (jp.quantize_dots(f, MXFP8)(w, x) ** 2).sum()
+      of_w, of_x = jax.eval_shape(jax.grad(loss, (0, 1)), w, x)
+      actual = jax.jit(jp.quantize_dots(f, MXFP8))(w, x)
+    self.assertEqual(of_w.sharding.spec, P(None, None, None))
+    self.assertEqual(of_x.sharding.spec, P("a", None))
+    self.assertEqual(jax.typeof(actual).sharding.spec, P("a", None))
+    np.testing.assert_array_equal(actual, expected)
 
   def test_experts_in_a_scan_of_checkpoints_are_taken(self):
     found = jp.explain(
