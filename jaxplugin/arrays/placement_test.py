@@ -58,6 +58,7 @@ class PlacementTest(parameterized.TestCase):
     spec=((), (("a", "b"),), (None, "b"), ("b", "a")),
     is_packed=(False, True),
   )
+  @pytest.mark.sample(1)
   def test_each_device_has_whole_blocks_with_their_scales(
     self, format, spec, is_packed
   ):
