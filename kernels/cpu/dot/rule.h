@@ -264,7 +264,9 @@ JAXPLUGIN_ALWAYS_INLINE constexpr bool CanQuantizeRows(Isa isa,
 // Up to this many rows, AVX-512 multiplies floats faster than it quantizes them
 // and multiplies bytes. Bytes over floats, n = k = 4096, two Zen 5 cores (medians
 // in turns, 2026-11; `jaxplugin tune` of a dot with precision="fastest" measures
-// both, one of them as a candidate with an engine or with rows=floats):
+// both, one of them as a candidate with an engine or with rows=floats). Bytes
+// have become faster since (README.md, "Integers"), so tuning may choose them for
+// fewer rows:
 //   rows                1     2     4     6     8    12    16
 //   bf16 * MXFP4     1.09  1.15  1.15  1.24  1.26  0.93  0.75
 //   bf16 * NVFP4     1.12  1.21  1.08  1.27  1.50  1.04  0.88
@@ -311,7 +313,8 @@ JAXPLUGIN_ALWAYS_INLINE constexpr DotShape WithQuantizedRows(DotShape x) {
 //   NVFP4     0.72  0.93  1.00  1.05
 //   INT4_32   0.62  0.82  0.79  0.87
 //   INT8_32   0.59  0.63  0.67  0.94
-// (2026-11; another program used the other core.)
+// (2026-11; another program used the other core. few_rows_vnni has become faster
+// since.)
 inline constexpr int64_t kStreamedIntegerRowsAvx512 = 6;
 
 // From this many rows, AMX is the fastest engine. AMX over few_rows_avx512 (for
