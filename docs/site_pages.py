@@ -11,8 +11,7 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Collection
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 DOCS: Final = pathlib.Path(__file__).resolve().parent

@@ -23,8 +23,7 @@ import functools
 import itertools
 import json
 import shlex
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import dots
@@ -34,8 +33,7 @@ import tool
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.dot import backends
-from jaxplugin.dot import problems
+from jaxplugin.dot import backends, problems
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.jaxext import jax_private
 from jaxplugin.lab.compilation import deviceless

@@ -25,27 +25,19 @@ import argparse
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxplugin as jp
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scaled_array
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import problems
-from jaxplugin.dot import sides
+from jaxplugin.arrays import layouts, scaled_array
+from jaxplugin.core import formats, targets
+from jaxplugin.dot import backends, problems, sides
 from jaxplugin.lab.compilation import deviceless
 
 FLOATS: Final = tuple(dtype.name for dtype in sides.PLAIN_DTYPES)

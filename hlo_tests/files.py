@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 from jax.extend import core as extend_core
@@ -16,8 +15,7 @@ from jaxlib.mlir.dialects import func
 
 from jaxplugin.core import targets
 from jaxplugin.lab.compilation import deviceless
-from jaxplugin.stablehlo import module_calls
-from jaxplugin.stablehlo import modules
+from jaxplugin.stablehlo import module_calls, modules
 
 _MAIN: Final = "main"
 _PLACED: Final = "file_main"  # the name of main inside another module

@@ -27,16 +27,10 @@ import io
 import pathlib
 import re
 import shlex
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from filecheck import finput
-from filecheck import matcher
-from filecheck import options
-from filecheck import parser
+from filecheck import finput, matcher, options, parser
 
 ROOT: Final = pathlib.Path(__file__).parent
 FOLDERS: Final = ("emitted", "rewritten", "optimized")

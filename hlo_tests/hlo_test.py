@@ -19,8 +19,7 @@ import files
 import golden
 import pytest
 import tool
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from jaxplugin.lab.compilation import deviceless
 

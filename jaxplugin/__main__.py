@@ -11,19 +11,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from jaxplugin.cli import arguments
-from jaxplugin.cli.commands import checkpoints
-from jaxplugin.cli.commands import inspection
-from jaxplugin.cli.commands import rewrite
-from jaxplugin.lab.commands import bench
-from jaxplugin.lab.commands import compile
-from jaxplugin.lab.commands import kernels
-from jaxplugin.lab.commands import plan
-from jaxplugin.lab.commands import tune
+from jaxplugin.cli.commands import checkpoints, inspection, rewrite
+from jaxplugin.lab.commands import bench, compile, kernels, plan, tune
 from jaxplugin.runtime import fingerprints
 
 # By the headings of --help.

@@ -21,11 +21,8 @@ import hashlib
 import importlib
 import importlib.metadata
 import pathlib
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
 
 import jax
 import jax.ffi
@@ -35,11 +32,9 @@ from jax import lax
 
 import jaxplugin as jp
 from jaxplugin import backends
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import formats
+from jaxplugin.kernels import architectures, formats
 from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu.cutile import assembler
-from jaxplugin.kernels.gpu.cutile import plans
+from jaxplugin.kernels.gpu.cutile import assembler, plans
 
 Config = Mapping[str, Any]
 

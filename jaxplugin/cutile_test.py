@@ -21,17 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin import cutile
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import views
-from jaxplugin.kernels.gpu.cutile import assembler
-from jaxplugin.kernels.gpu.cutile import plans
+from jaxplugin.core import formats, targets
+from jaxplugin.dot import backends, views
+from jaxplugin.kernels.gpu.cutile import assembler, plans
 from jaxplugin.runtime import lowering
 from jaxplugin.testing import interpreted as triton_testing
 from jaxplugin.testing.dot_suite import suite

@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 _KIB: Final = 1 << 10
 

@@ -8,8 +8,7 @@ import hashlib
 import inspect
 import sys
 import types
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class KernelConstant:

@@ -13,15 +13,12 @@ from unittest import mock
 import triton
 import triton.language as tl
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.gpu.quantization import quantize_config
-from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.kernels.gpu import configs, matmul_plans
+from jaxplugin.kernels.gpu.quantization import quantize_config, quantize_plans
 from jaxplugin.kernels.gpu.ragged import plans as ragged_plans
 from triton.compiler import compiler
 
-from jaxplugin.kernels import constants
-from jaxplugin.kernels import formats
+from jaxplugin.kernels import constants, formats
 from jaxplugin.testing.kernels import matmul_shapes
 
 RECORDS = """

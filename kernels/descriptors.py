@@ -11,9 +11,7 @@ the array. The host encodes it at each launch (CUDA driver API,
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import Final
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 ALIGNMENT_BYTES: Final = 16
 _MAX_STRIDE_BYTES: Final = 2**40

@@ -8,10 +8,8 @@
 import numpy as np
 import triton
 import triton.language as tl
-from absl.testing import absltest
-from absl.testing import parameterized
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import matmul_plans
+from absl.testing import absltest, parameterized
+from jaxplugin.kernels.gpu import configs, matmul_plans
 
 from jaxplugin.kernels import descriptors
 from jaxplugin.testing.interpreter import interpret

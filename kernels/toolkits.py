@@ -26,9 +26,7 @@ import os
 import pathlib
 import re
 import subprocess
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 Version = tuple[int, int, int]

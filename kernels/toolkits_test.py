@@ -11,8 +11,7 @@ import sys
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from jaxplugin.kernels import toolkits
 

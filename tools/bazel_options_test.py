@@ -12,8 +12,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 from absl.testing import absltest

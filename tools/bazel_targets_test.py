@@ -12,8 +12,7 @@ import ast
 import pathlib
 import tempfile
 from collections.abc import Iterator
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from absl.testing import absltest

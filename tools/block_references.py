@@ -16,9 +16,7 @@ from __future__ import annotations
 import ctypes
 import pathlib
 import sys
-from typing import Any
-from typing import Final
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import compressed_tensors
 import gguf

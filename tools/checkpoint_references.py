@@ -19,8 +19,7 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import compressed_tensors
 import modelopt
@@ -37,8 +36,7 @@ from modelopt.torch.quantization import qtensor
 from safetensors import safe_open
 from safetensors import torch as safetensors_torch
 from torchao.prototype.mx_formats import config as ao_config
-from torchao.prototype.mx_formats import mx_tensor
-from torchao.prototype.mx_formats import nvfp4_tensor
+from torchao.prototype.mx_formats import mx_tensor, nvfp4_tensor
 from torchao.prototype.safetensors import safetensors_support as ao_files
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 

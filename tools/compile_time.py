@@ -37,8 +37,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 PLAIN: Final = {"f32": "float32", "bf16": "bfloat16"}
 FORMATS: Final = (*PLAIN, "mxfp8", "nvfp4")
@@ -80,14 +79,11 @@ def measure(
   """
   import jax
   import jax.numpy as jnp
-  from jax.sharding import AxisType
-  from jax.sharding import Mesh
-  from jax.sharding import NamedSharding
+  from jax.sharding import AxisType, Mesh, NamedSharding
   from jax.sharding import PartitionSpec as P
 
   import jaxplugin as jp
-  from jaxplugin.lab.compilation import deviceless
-  from jaxplugin.lab.compilation import traffic
+  from jaxplugin.lab.compilation import deviceless, traffic
 
   target = jp.named_target("b200")
   mesh = deviceless.mesh(target, (devices,), ("x",))

@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxplugin as jp
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, targets
 from jaxplugin.dot import backends
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

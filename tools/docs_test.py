@@ -13,8 +13,7 @@ import re
 import subprocess
 import sys
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
 
@@ -24,8 +23,7 @@ import jaxplugin as jp
 from jaxplugin import __main__ as command_line
 from jaxplugin import cutile
 from jaxplugin.dot.backends import cudnn
-from jaxplugin.runtime import cpu_library
-from jaxplugin.runtime import triton_calls
+from jaxplugin.runtime import cpu_library, triton_calls
 from jaxplugin.stablehlo import module_calls
 
 ROOT = site_pages.ROOT

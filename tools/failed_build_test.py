@@ -14,8 +14,7 @@ import sys
 import tempfile
 
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 # Resolved to the checkout's path, because under Bazel this file is a link.
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -16,8 +16,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 # No device is needed, so JAX does not look for one.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

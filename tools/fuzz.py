@@ -40,10 +40,8 @@ import time
 import traceback
 import warnings
 import zlib
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 from unittest import mock
 
 import jax
@@ -51,12 +49,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxplugin as jp
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import formats, targets
 from jaxplugin.dot.backends import cpu
 from jaxplugin.stablehlo import modules
-from jaxplugin.testing import contract
-from jaxplugin.testing import written_modules
+from jaxplugin.testing import contract, written_modules
 from jaxplugin.testing.dot_suite import dot_cases
 from jaxplugin.testing.oracles import (
   quantization_oracle as quantization_reference,

@@ -25,8 +25,7 @@ from typing import Final
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from jaxplugin.lab.tuning import store
-from jaxplugin.tables import reading
-from jaxplugin.tables import resolution
+from jaxplugin.tables import reading, resolution
 from jaxplugin.testing.measured import packaged
 
 _TIMES: Final = ("--rounds", "15", "--seconds", "1")

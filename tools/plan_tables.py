@@ -24,18 +24,14 @@ import json
 import pathlib
 import re
 import sys
-from collections.abc import Iterable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import drawing
 
 from jaxplugin import __main__ as command_line
 from jaxplugin.lab.compilation import traffic
-from jaxplugin.lab.planning import collectives
-from jaxplugin.lab.planning import plans
-from jaxplugin.lab.planning import report
+from jaxplugin.lab.planning import collectives, plans, report
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
 HOW_TO: Final = ROOT / "docs" / "how_to"

@@ -12,8 +12,7 @@ import tempfile
 import zipfile
 
 import wheel_contents
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 # Name in a wheel -> name in the checkout.
 MODULES = {

@@ -15,8 +15,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin.dot import backends

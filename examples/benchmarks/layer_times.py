@@ -25,10 +25,8 @@ import json
 import pathlib
 import sys
 import time
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -36,10 +34,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 import jaxplugin as jp
-from jaxplugin.lab.bench import devices
-from jaxplugin.lab.bench import timing
-from jaxplugin.lab.planning import blocks
-from jaxplugin.lab.planning import plans
+from jaxplugin.lab.bench import devices, timing
+from jaxplugin.lab.planning import blocks, plans
 
 # Many calls run before the last one is waited for, so that the time of a short
 # program on a GPU is not the time to launch it.

@@ -5,8 +5,7 @@
 import dataclasses
 
 import layer_times
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from jaxplugin.lab.planning import blocks
 

@@ -10,8 +10,7 @@ import statistics
 import subprocess
 
 import readme_table
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from jaxplugin.lab.bench.report import results
 

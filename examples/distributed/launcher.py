@@ -18,8 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import jax

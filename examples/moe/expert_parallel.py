@@ -25,8 +25,7 @@ from __future__ import annotations
 import argparse
 import functools
 import re
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp

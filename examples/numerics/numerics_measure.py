@@ -16,9 +16,7 @@ import functools
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import Any
-from typing import Final
-from typing import Literal
+from typing import Any, Final, Literal
 from unittest import mock
 
 import jax

@@ -13,8 +13,7 @@ import numerics_measure as measure
 import numpy as np
 import scipy.linalg
 import scipy.special
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 

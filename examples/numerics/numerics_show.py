@@ -9,8 +9,7 @@ apart; lines are labelled at their ends, and differ in their markers too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import matplotlib.axes
 import matplotlib.figure

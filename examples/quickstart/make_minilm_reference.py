@@ -16,8 +16,7 @@ import importlib.metadata
 import importlib.util
 import json
 import pathlib
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import sentence_transformers
 import torch

@@ -21,8 +21,7 @@ import json
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp

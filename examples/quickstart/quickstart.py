@@ -24,11 +24,8 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 if importlib.util.find_spec("jaxplugin") is None:
   sys.exit(

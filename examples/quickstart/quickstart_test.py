@@ -17,8 +17,7 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 from unittest import mock
 
 import jax
@@ -27,8 +26,7 @@ import minilm
 import numpy as np
 import pytest
 import quickstart
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 

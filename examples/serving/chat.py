@@ -18,8 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import decoder

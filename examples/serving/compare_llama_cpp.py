@@ -33,8 +33,7 @@ import os
 import pathlib
 import time
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 

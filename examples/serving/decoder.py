@@ -24,9 +24,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
-from typing import Final
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -16,8 +16,7 @@ weights are stacks, and a scan copies each layer before the layer is read.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import decoder
 import jax

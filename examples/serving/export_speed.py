@@ -25,20 +25,16 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxplugin as jp
-from jaxplugin.lab.bench import devices
-from jaxplugin.lab.bench import timing
+from jaxplugin.lab.bench import devices, timing
 
 NUM_DEVICES: Final = 2
 VARIANTS: Final = ("jit", "jp.export", "jax.export")

@@ -33,10 +33,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import decoder
 import decoder_weights

@@ -14,8 +14,7 @@ from __future__ import annotations
 import mmap
 import pathlib
 import struct
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 

@@ -14,8 +14,7 @@ import ctypes
 import pathlib
 import time
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 

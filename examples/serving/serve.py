@@ -16,8 +16,7 @@ from __future__ import annotations
 import argparse
 import functools
 import time
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp

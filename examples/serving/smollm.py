@@ -17,9 +17,7 @@ import importlib.util
 import math
 import pathlib
 from collections.abc import Callable
-from typing import Any
-from typing import Final
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import decoder
 import gguf_metadata
@@ -189,9 +187,7 @@ def _unpaired(w: Any, head_size: int) -> Any:
 def _tokenizer(fields: dict[str, Any]) -> Any:
   """Byte pairs (arXiv:1508.07909), each digit by itself, as SmolLM2's."""
   import tokenizers
-  from tokenizers import decoders
-  from tokenizers import models
-  from tokenizers import pre_tokenizers
+  from tokenizers import decoders, models, pre_tokenizers
 
   tokens = fields["tokenizer.ggml.tokens"]
   merges = [tuple(x.split(" ")) for x in fields["tokenizer.ggml.merges"]]

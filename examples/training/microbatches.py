@@ -28,8 +28,7 @@ import pathlib
 import platform
 import time
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp

@@ -20,8 +20,7 @@ import platform
 import subprocess
 import sys
 import time
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import training_runs

@@ -16,8 +16,7 @@ import train
 import training_runs
 import training_statistics
 import training_tasks
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 pytestmark = pytest.mark.full
 

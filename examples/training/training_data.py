@@ -12,9 +12,7 @@ import functools
 import hashlib
 import pydoc_data.topics
 from collections.abc import Iterator
-from typing import Any
-from typing import Final
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import training_tasks
 import training_variants
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 PRESET = dataclasses.replace(training_tasks.PRESETS["quick"], blocks=2)
 # f32, in the same operations, which XLA may fuse otherwise: a few units in the

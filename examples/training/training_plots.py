@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import matplotlib
 import matplotlib.figure

@@ -16,8 +16,7 @@ import pathlib
 import platform
 import time
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import numpy as np

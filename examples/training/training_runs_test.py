@@ -18,8 +18,7 @@ import training_data
 import training_runs
 import training_tasks
 import training_variants
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 pytestmark = pytest.mark.full
 

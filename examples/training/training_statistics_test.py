@@ -10,8 +10,7 @@ import numpy as np
 import scipy.stats
 import training_runs
 import training_statistics
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 
 def runs(**finals):

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from collections.abc import Iterator
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import digits_mlp
 import jax

@@ -7,9 +7,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Literal
+from typing import Any, Final, Literal
 
 import jax
 import jax.export
@@ -18,9 +16,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import interleaving
-from jaxplugin.core import error_context
-from jaxplugin.core import extents
-from jaxplugin.core import formats
+from jaxplugin.core import error_context, extents, formats
 
 ScaleLayout = Literal["linear", "swizzled_128x4"]
 LINEAR: Final = "linear"

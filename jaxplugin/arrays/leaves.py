@@ -11,8 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxplugin.arrays import quantized_weight
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import quantized_weight, scaled_array
 
 QUANTIZED = (scaled_array.ScaledArray, quantized_weight.QuantizedWeight)
 

@@ -5,22 +5,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
-from jax.sharding import Sharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
-from jaxplugin.arrays import layouts
+from jaxplugin.arrays import layouts, quantized_weight, scaled_array
 from jaxplugin.arrays import leaves as leaves_lib
-from jaxplugin.arrays import quantized_weight
-from jaxplugin.arrays import scaled_array
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
+from jaxplugin.core import error_context, formats
 from jaxplugin.jaxext import mesh_axes
 
 _SHARD = "shard"

@@ -11,19 +11,13 @@ import contextlib
 import functools
 import mmap
 from collections.abc import Callable
-from typing import Any
-from typing import Final
-from typing import Literal
+from typing import Any, Final, Literal
 
 import jax
 import numpy as np
 
-from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scaled_array
-from jaxplugin.arrays import validation
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.arrays import interleaving, layouts, scaled_array, validation
+from jaxplugin.core import formats, targets
 
 _Weights = list[scaled_array.ScaledArray]
 Preparation = Literal["none", "packed", "bytes", "interleaved", "swizzled"]

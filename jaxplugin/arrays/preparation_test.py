@@ -11,19 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from absl.testing import absltest, parameterized
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxplugin as jp
-from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import preparation
+from jaxplugin.arrays import interleaving, preparation
 from jaxplugin.core import formats
 from jaxplugin.core import targets as target_lib
 from jaxplugin.jaxext import jax_private
-from jaxplugin.testing import contract
-from jaxplugin.testing import installed
+from jaxplugin.testing import contract, installed
 
 FP4 = (jp.MXFP4, jp.NVFP4)
 TARGETS = ("cpu", "a100", "h100", "b200", "mi300x")

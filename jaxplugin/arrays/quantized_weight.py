@@ -12,15 +12,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.arrays import scaled_array
-from jaxplugin.arrays import validation
+from jaxplugin.arrays import scaled_array, validation
 from jaxplugin.core import error_context
 from jaxplugin.jaxext import jax_private
 

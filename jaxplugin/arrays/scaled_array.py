@@ -8,13 +8,8 @@ import dataclasses
 import json
 import math
 import operator
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import TypeGuard
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeGuard
 
 import jax
 import jax.export
@@ -22,12 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import validation
-from jaxplugin.core import error_context
-from jaxplugin.core import extents
-from jaxplugin.core import formats
+from jaxplugin.arrays import interleaving, layouts, validation
+from jaxplugin.core import error_context, extents, formats
 from jaxplugin.jaxext import jax_private
 
 _WHO: Final = "ScaledArray"

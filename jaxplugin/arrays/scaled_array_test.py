@@ -16,8 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from absl.testing import parameterized
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxplugin as jp
 from jaxplugin.core import formats

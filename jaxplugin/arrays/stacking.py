@@ -7,17 +7,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.core import error_context
 
 _CONCATENATE: Final = "concatenate"

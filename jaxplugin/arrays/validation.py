@@ -7,18 +7,14 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import layouts
-from jaxplugin.core import error_context
-from jaxplugin.core import extents
-from jaxplugin.core import formats
+from jaxplugin.arrays import interleaving, layouts
+from jaxplugin.core import error_context, extents, formats
 
 # E4M3's top binade begins here; its largest number is 448. A tensor with a
 # global scale has a block scale of exactly 448. Fused layers share a global

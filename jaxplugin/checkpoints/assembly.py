@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.checkpoints import errors
-from jaxplugin.core import extents
-from jaxplugin.core import formats
+from jaxplugin.core import extents, formats
 
 # Smallest and largest global scale that multiplies. With NVFP4's amax / 2688
 # this is an amax from 2.4e-9 to 672. A scale that divides (2688 / amax, 1e3 to

@@ -8,8 +8,7 @@ Expected numbers are value * scale in f64, which hold every product exactly.
 import jax
 import ml_dtypes
 import numpy as np
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin.checkpoints import assembly

@@ -18,15 +18,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import numpy as np
 
-from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints import errors, stored
 from jaxplugin.core import formats
 
 SUFFIX: Final = ".comfy_quant"

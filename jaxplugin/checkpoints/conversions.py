@@ -17,15 +17,12 @@ mlx/ops.cpp at 846d176.
 from __future__ import annotations
 
 import math
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import assembly
-from jaxplugin.checkpoints import packed_integers
+from jaxplugin.arrays import layouts, scaled_array
+from jaxplugin.checkpoints import assembly, packed_integers
 from jaxplugin.core import formats
 
 _GPT_OSS_BYTES: Final = formats.MXFP4.block_size // 2  # of a block

@@ -8,9 +8,7 @@ import os
 import pathlib
 import stat
 from collections.abc import Mapping
-from typing import Any
-from typing import BinaryIO
-from typing import Final
+from typing import Any, BinaryIO, Final
 
 from jaxplugin.checkpoints import names
 from jaxplugin.core import error_context

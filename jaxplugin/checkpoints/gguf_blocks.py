@@ -13,22 +13,16 @@ Source: `quants.py` of the gguf package 0.19.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import assembly
-from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import packed_integers
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
+from jaxplugin.checkpoints import assembly, errors, packed_integers
+from jaxplugin.core import error_context, formats
 
 # All types of tensors by number: the name, values and bytes of a block. Source:
 # `GGML_QUANT_SIZES` of the gguf package 0.19.

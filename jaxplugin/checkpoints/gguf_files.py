@@ -21,15 +21,12 @@ import mmap
 import os
 import pathlib
 import struct
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 
-from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import gguf_blocks
-from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints import errors, gguf_blocks, stored
 
 # Number of files of one checkpoint; `StoredTensors.metadata` has it.
 SPLIT_COUNT: Final = "split.count"

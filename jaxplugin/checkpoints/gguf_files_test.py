@@ -11,9 +11,7 @@ import ml_dtypes
 import numpy as np
 
 import jaxplugin as jp
-from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import gguf_blocks
-from jaxplugin.checkpoints import gguf_files
+from jaxplugin.checkpoints import errors, gguf_blocks, gguf_files
 from jaxplugin.testing import checkpoint_files as files
 from jaxplugin.testing import installed
 

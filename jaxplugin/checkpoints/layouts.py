@@ -20,11 +20,8 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -32,16 +29,17 @@ import numpy as np
 
 from jaxplugin.arrays import layouts as array_layouts
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import assembly
-from jaxplugin.checkpoints import comfyui_marks
-from jaxplugin.checkpoints import conversions
-from jaxplugin.checkpoints import gguf_blocks
-from jaxplugin.checkpoints import names
-from jaxplugin.checkpoints import packed_integers
-from jaxplugin.checkpoints import records
-from jaxplugin.checkpoints import stored
-from jaxplugin.core import extents
-from jaxplugin.core import formats
+from jaxplugin.checkpoints import (
+  assembly,
+  comfyui_marks,
+  conversions,
+  gguf_blocks,
+  names,
+  packed_integers,
+  records,
+  stored,
+)
+from jaxplugin.core import extents, formats
 
 MODELOPT: Final = "modelopt"
 COMPRESSED_TENSORS: Final = "compressed-tensors"

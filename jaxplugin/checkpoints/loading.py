@@ -10,29 +10,26 @@ import os
 import pathlib
 import re
 import warnings
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import assembly
-from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import gguf_files
-from jaxplugin.checkpoints import layouts
+from jaxplugin.checkpoints import (
+  assembly,
+  errors,
+  gguf_files,
+  layouts,
+  recognition,
+  records,
+  safetensors_files,
+  stored,
+)
 from jaxplugin.checkpoints import names as naming
 from jaxplugin.checkpoints import numbers as counting
-from jaxplugin.checkpoints import recognition
-from jaxplugin.checkpoints import records
-from jaxplugin.checkpoints import safetensors_files
-from jaxplugin.checkpoints import stored
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
+from jaxplugin.core import error_context, formats
 from jaxplugin.printing import console
 from jaxplugin.printing import progress as printing
 from jaxplugin.quantization import api as quantization

@@ -10,8 +10,7 @@ import numpy as np
 
 import jaxplugin as jp
 from jaxplugin.testing import checkpoint_files as files
-from jaxplugin.testing import command_lines
-from jaxplugin.testing import installed
+from jaxplugin.testing import command_lines, installed
 
 ERROR = jp.checkpoints.CheckpointError
 # NVFP4: nibbles of 1.0 (code 2), and block scales of 1.0.

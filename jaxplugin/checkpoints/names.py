@@ -8,8 +8,7 @@ import difflib
 import fnmatch
 import re
 from collections.abc import Iterable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 from jaxplugin.core import error_context
 

@@ -14,9 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import assembly
-from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import records
+from jaxplugin.checkpoints import assembly, errors, records
 
 _CHUNK: Final = 1 << 16  # elements; a chunk fits in a core's cache
 

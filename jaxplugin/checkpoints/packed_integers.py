@@ -12,18 +12,15 @@ Sources: `pack_to_int32` of compressed-tensors 0.20; `qlinear` of GPTQModel 4;
 
 from __future__ import annotations
 
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import assembly
-from jaxplugin.checkpoints import errors
-from jaxplugin.core import extents
-from jaxplugin.core import formats
+from jaxplugin.checkpoints import assembly, errors
+from jaxplugin.core import extents, formats
 
 INT32: Final = np.dtype(np.int32)
 # Sign bits of two nibbles. Flipping them subtracts 8 from each nibble.

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import MutableMapping
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Final
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.checkpoints import comfyui_marks
-from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import layouts
-from jaxplugin.checkpoints import records
-from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints import (
+  comfyui_marks,
+  errors,
+  layouts,
+  records,
+  stored,
+)
 
 # Signs that a tensor is quantized in an unsupported format: integers or FP8
 # with a scale, zero point or codebook in another tensor. The names come from

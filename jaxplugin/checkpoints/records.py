@@ -8,17 +8,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import assembly
-from jaxplugin.checkpoints import comfyui_marks
-from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints import assembly, comfyui_marks, stored
 from jaxplugin.core import formats
 
 

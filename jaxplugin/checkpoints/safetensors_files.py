@@ -20,14 +20,12 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 
-from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints import errors, stored
 
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 SIZE_BYTES: Final = 8

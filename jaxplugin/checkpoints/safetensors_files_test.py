@@ -13,9 +13,7 @@ import numpy as np
 import safetensors.numpy
 from absl.testing import parameterized
 
-from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import safetensors_files
-from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints import errors, safetensors_files, stored
 from jaxplugin.testing import checkpoint_files as files
 
 CHANGES = 600

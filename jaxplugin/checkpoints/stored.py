@@ -10,10 +10,8 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Callable
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import numpy as np
 

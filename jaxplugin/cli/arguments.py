@@ -8,12 +8,8 @@ import argparse
 import dataclasses
 import sys
 import textwrap
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from typing import IO
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import IO, Any, Final
 
 from jaxplugin.core import targets
 from jaxplugin.dot import backends

@@ -10,15 +10,12 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 
-from jaxplugin import dot
-from jaxplugin import quantization
+from jaxplugin import dot, quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.cli import arguments
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import formats, targets
 from jaxplugin.dot import sides
-from jaxplugin.explanation import diagnostics
-from jaxplugin.explanation import report
+from jaxplugin.explanation import diagnostics, report
 
 _DEFAULT_BATCH: Final = 1
 _DEFAULT_OUT: Final = "bfloat16"

@@ -10,8 +10,7 @@ import os
 import pathlib
 import stat
 import sys
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 from jaxplugin.core import atomic_files
 from jaxplugin.stablehlo import modules

@@ -8,8 +8,7 @@ import pathlib
 import sys
 import tempfile
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from jaxplugin.cli import files
 from jaxplugin.stablehlo import modules

@@ -9,8 +9,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp

@@ -18,19 +18,19 @@ from unittest import mock
 import numpy as np
 import pytest
 import safetensors.numpy
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin import __main__ as main
 from jaxplugin.explanation import information
 from jaxplugin.lab.bench import timing
-from jaxplugin.lab.bench.report import results
-from jaxplugin.lab.bench.report import table
-from jaxplugin.testing import bench_results
-from jaxplugin.testing import command_lines
-from jaxplugin.testing import installed
-from jaxplugin.testing import written_modules
+from jaxplugin.lab.bench.report import results, table
+from jaxplugin.testing import (
+  bench_results,
+  command_lines,
+  installed,
+  written_modules,
+)
 
 SIZES = ("-m", "128", "-n", "256", "-k", "4096")
 ANSWER_SECONDS = 30  # in which a command answers Ctrl-C on a busy machine

@@ -12,18 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Generic
-from typing import Literal
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Generic, Literal, TypeVar
 
-from jaxplugin.core import error_context
-from jaxplugin.core import targets
+from jaxplugin.core import error_context, targets
 
 Application = Literal["fused", "separate", "none"]
 Problem = TypeVar("Problem")

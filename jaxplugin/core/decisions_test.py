@@ -6,11 +6,9 @@ import dataclasses
 import functools
 
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, targets
 
 pytestmark = pytest.mark.smoke
 

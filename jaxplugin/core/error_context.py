@@ -18,11 +18,8 @@ import re
 import reprlib
 import sys
 import types
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NoReturn
 
 import numpy as np
 

@@ -17,9 +17,7 @@ DeepSeek-V3 technical report (arXiv 2412.19437), section 3.3.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import Final
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
 import ml_dtypes
 import numpy as np

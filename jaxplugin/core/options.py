@@ -14,11 +14,7 @@ import functools
 import os
 from collections.abc import Iterator
 from types import EllipsisType
-from typing import Any
-from typing import Final
-from typing import Literal
-from typing import Self
-from typing import get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from jaxplugin.core import error_context
 from jaxplugin.jaxext import jax_private

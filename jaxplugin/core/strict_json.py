@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
-from typing import Final
-from typing import NoReturn
+from typing import Any, Final, NoReturn
 
 _MAX_DIGITS: Final = 20  # digits of 2^64
 

@@ -15,12 +15,8 @@ import functools
 import importlib.util
 import os
 import re
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
-from typing import Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Self
 
 import jax
 import jax.ffi
@@ -28,8 +24,7 @@ import jax.ffi
 from jaxplugin.core import error_context
 from jaxplugin.core import options as options_lib
 from jaxplugin.jaxext import jax_private
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import toolkits
+from jaxplugin.kernels import architectures, toolkits
 from jaxplugin.kernels.cpu import library
 
 Version = tuple[int, int, int]

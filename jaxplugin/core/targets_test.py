@@ -11,8 +11,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from jaxplugin.core import targets
 from jaxplugin.kernels import toolkits

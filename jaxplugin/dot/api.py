@@ -11,20 +11,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import error_context
-from jaxplugin.core import targets
-from jaxplugin.dot import arguments
-from jaxplugin.dot import backends
-from jaxplugin.dot import calls
-from jaxplugin.dot import epilogue
-from jaxplugin.dot import guards
-from jaxplugin.dot import offsets
-from jaxplugin.dot import primitive
-from jaxplugin.dot import problems
-from jaxplugin.dot import rules
-from jaxplugin.dot import sharding
-from jaxplugin.dot import sides
-from jaxplugin.dot import straight_through
+from jaxplugin.core import error_context, targets
+from jaxplugin.dot import (
+  arguments,
+  backends,
+  calls,
+  epilogue,
+  guards,
+  offsets,
+  primitive,
+  problems,
+  rules,
+  sharding,
+  sides,
+  straight_through,
+)
 from jaxplugin.operation import choice
 from jaxplugin.quantization import out_format as out_format_lib
 from jaxplugin.quantization import quantized_results

@@ -13,9 +13,7 @@ import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.dot import reference
 from jaxplugin.testing import contract
-from jaxplugin.testing.dot_suite import dot_cases
-from jaxplugin.testing.dot_suite import dot_rows
-from jaxplugin.testing.dot_suite import suite
+from jaxplugin.testing.dot_suite import dot_cases, dot_rows, suite
 
 
 @pytest.mark.full

@@ -6,20 +6,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scaled_array
-from jaxplugin.arrays import validation
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
-from jaxplugin.dot import rules
-from jaxplugin.dot import sides
+from jaxplugin.arrays import layouts, scaled_array, validation
+from jaxplugin.core import error_context, formats
+from jaxplugin.dot import rules, sides
 from jaxplugin.jaxext import jax_private
 
 _I32: Final = np.iinfo(np.int32)

@@ -11,12 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from collections.abc import Iterable
-from typing import Any
-from typing import ClassVar
-from typing import Final
-from typing import Self
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Final, Self
 
 import jax
 import numpy as np
@@ -24,8 +20,7 @@ from jax.extend import core as extend_core
 from jax.sharding import NamedSharding
 
 from jaxplugin.core import extents
-from jaxplugin.dot import problems
-from jaxplugin.dot import sides
+from jaxplugin.dot import problems, sides
 from jaxplugin.operation import primitive
 from jaxplugin.tables import resolution
 

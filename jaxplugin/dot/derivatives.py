@@ -20,11 +20,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +30,7 @@ from jax import lax
 from jax.sharding import AxisType
 
 from jaxplugin.core import formats
-from jaxplugin.dot import calls
-from jaxplugin.dot import epilogue
-from jaxplugin.dot import reference
-from jaxplugin.dot import sharding
-from jaxplugin.dot import sides
+from jaxplugin.dot import calls, epilogue, reference, sharding, sides
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.operation import primitive
 from jaxplugin.quantization import dequantization

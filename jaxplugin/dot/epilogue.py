@@ -16,18 +16,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.dot import calls
-from jaxplugin.dot import problems
+from jaxplugin.dot import calls, problems
 
 _MANTISSA_BITS: Final = 23
 _BIAS: Final = 127

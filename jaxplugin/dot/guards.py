@@ -13,31 +13,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
-from typing import Any
-from typing import Final
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxplugin.core import decisions
-from jaxplugin.core import error_context
-from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import calls
-from jaxplugin.dot import epilogue
-from jaxplugin.dot import reference
-from jaxplugin.dot import sides
+from jaxplugin.core import decisions, error_context, targets
+from jaxplugin.dot import backends, calls, epilogue, reference, sides
 from jaxplugin.jaxext import jax_private
-from jaxplugin.operation import failures
-from jaxplugin.operation import primitive
+from jaxplugin.operation import failures, primitive
 
 # Allowed relative error of an activation: 16 roundings of f32.
 _ACTIVATION_ERROR: Final = 16 * 2.0**-24

@@ -22,8 +22,7 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import partitioner_private
+from jaxplugin.jaxext import jax_private, partitioner_private
 from jaxplugin.runtime import lowering
 
 P = jax.sharding.PartitionSpec

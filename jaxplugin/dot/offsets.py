@@ -17,30 +17,27 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import extents
-from jaxplugin.core import formats
-from jaxplugin.dot import arguments
-from jaxplugin.dot import backends
-from jaxplugin.dot import calls
-from jaxplugin.dot import derivatives
-from jaxplugin.dot import epilogue
-from jaxplugin.dot import reference
-from jaxplugin.dot import sides
-from jaxplugin.dot.backends import cpu
-from jaxplugin.dot.backends import cpu_configs
+from jaxplugin.core import extents, formats
+from jaxplugin.dot import (
+  arguments,
+  backends,
+  calls,
+  derivatives,
+  epilogue,
+  reference,
+  sides,
+)
+from jaxplugin.dot.backends import cpu, cpu_configs
 from jaxplugin.jaxext import tangents
-from jaxplugin.operation import alternatives
-from jaxplugin.operation import primitive
+from jaxplugin.operation import alternatives, primitive
 
 SCOPE: Final = "block_offsets"  # named scope of the second dot
 _F32: Final = np.dtype(np.float32)

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from absl.testing import parameterized
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp

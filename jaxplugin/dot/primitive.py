@@ -11,8 +11,7 @@ mapped, the other array is broadcast.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,14 +19,15 @@ import jax.numpy as jnp
 from jax.interpreters import batching
 from jax.sharding import PartitionSpec
 
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import calls
-from jaxplugin.dot import derivatives
-from jaxplugin.dot import epilogue
-from jaxplugin.dot import sharding
-from jaxplugin.dot import sides
+from jaxplugin.core import decisions, targets
+from jaxplugin.dot import (
+  backends,
+  calls,
+  derivatives,
+  epilogue,
+  sharding,
+  sides,
+)
 from jaxplugin.jaxext import program
 from jaxplugin.operation import choice
 from jaxplugin.operation import primitive as operation_primitive

@@ -19,14 +19,12 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 from jax import lax
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.dot import rules
-from jaxplugin.testing import contract
-from jaxplugin.testing import transformations
+from jaxplugin.testing import contract, transformations
 from jaxplugin.testing.dot_suite import dot_cases
 from jaxplugin.testing.meshes import explicit
 

@@ -18,19 +18,18 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax import lax
 
 import jaxplugin as jp
 from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import calls
-from jaxplugin.dot import primitive
-from jaxplugin.testing import contract
-from jaxplugin.testing import exact_numbers
-from jaxplugin.testing import interpreted
-from jaxplugin.testing import transformations
+from jaxplugin.dot import backends, calls, primitive
+from jaxplugin.testing import (
+  contract,
+  exact_numbers,
+  interpreted,
+  transformations,
+)
 from jaxplugin.testing.oracles import quantization_oracle
 
 FORMATS: Final = (jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4)

@@ -12,22 +12,15 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Literal
-from typing import get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import decisions
-from jaxplugin.core import extents
+from jaxplugin.core import decisions, extents
 from jaxplugin.core import formats as formats_lib
-from jaxplugin.tables import matching
-from jaxplugin.tables import records
+from jaxplugin.tables import matching, records
 
 Activation = Literal["relu", "gelu", "silu"]
 ACTIVATIONS: Final = ("relu", "gelu", "silu")

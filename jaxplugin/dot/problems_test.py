@@ -10,8 +10,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats
-from jaxplugin.dot import problems
-from jaxplugin.dot import sides
+from jaxplugin.dot import problems, sides
 
 
 def side_of(shape, dtype, format, **dims):

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.core import extents
-from jaxplugin.core import formats
+from jaxplugin.core import extents, formats
 from jaxplugin.dot import sides
 
 # Bound on the error before the final cast, in units of sum(|a * b|): 16

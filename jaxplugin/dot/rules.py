@@ -10,22 +10,16 @@ The errors name the argument, the rule, the given value and the remedy. As in
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import layouts
-from jaxplugin.core import error_context
-from jaxplugin.core import extents
-from jaxplugin.core import formats
-from jaxplugin.dot import calls
-from jaxplugin.dot import sides
+from jaxplugin.arrays import interleaving, layouts
+from jaxplugin.core import error_context, extents, formats
+from jaxplugin.dot import calls, sides
 
 RESULT_DTYPES: Final = sides.PLAIN_DTYPES
 FASTEST: Final = "fastest"

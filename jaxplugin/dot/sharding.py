@@ -14,26 +14,18 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import layouts
+from jaxplugin.arrays import interleaving, layouts
 from jaxplugin.core import formats
-from jaxplugin.dot import calls
-from jaxplugin.dot import epilogue
-from jaxplugin.dot import sides
-from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import mesh_axes
+from jaxplugin.dot import calls, epilogue, sides
+from jaxplugin.jaxext import explicit_axes, mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
 from jaxplugin.operation import split

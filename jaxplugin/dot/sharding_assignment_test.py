@@ -7,9 +7,7 @@ import numpy as np
 from absl.testing import absltest
 
 import jaxplugin as jp
-from jaxplugin.dot import calls
-from jaxplugin.dot import sharding
-from jaxplugin.dot import sides
+from jaxplugin.dot import calls, sharding, sides
 from jaxplugin.operation import notation
 
 SIZES = {"f": 2, "t": 4}

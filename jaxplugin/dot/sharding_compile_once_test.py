@@ -13,16 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
+from absl.testing import absltest, parameterized
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.jaxext import partitioner_private
-from jaxplugin.plugins import records
-from jaxplugin.plugins import registry
+from jaxplugin.plugins import records, registry
 from jaxplugin.runtime import fingerprints
 from jaxplugin.testing import contract
 from jaxplugin.testing.measured import measured_tables

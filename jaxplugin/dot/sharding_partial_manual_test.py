@@ -12,16 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
+from absl.testing import absltest, parameterized
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.lab.compilation import deviceless
-from jaxplugin.testing import exact_numbers
-from jaxplugin.testing import installed
+from jaxplugin.testing import exact_numbers, installed
 from jaxplugin.testing.exported import reading
 from jaxplugin.testing.meshes import explicit
 

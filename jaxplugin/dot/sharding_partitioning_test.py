@@ -14,8 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.dot import reference
-from jaxplugin.testing import contract
-from jaxplugin.testing import exact_numbers
+from jaxplugin.testing import contract, exact_numbers
 from jaxplugin.testing.exported import reading
 from jaxplugin.testing.meshes import explicit
 

@@ -20,12 +20,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import NamedTuple
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -35,13 +31,8 @@ from jax.extend import core as extend_core
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
-from jaxplugin.dot import derivatives
-from jaxplugin.dot import epilogue
-from jaxplugin.dot import guards
-from jaxplugin.dot import reference
-from jaxplugin.dot import sides
-from jaxplugin.jaxext import linear_calls
-from jaxplugin.jaxext import tangents
+from jaxplugin.dot import derivatives, epilogue, guards, reference, sides
+from jaxplugin.jaxext import linear_calls, tangents
 
 _F32: Final = np.dtype(np.float32)
 

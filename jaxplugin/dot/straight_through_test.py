@@ -12,16 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
-from jaxplugin.dot import guards
-from jaxplugin.dot import reference
+from jaxplugin.dot import guards, reference
 from jaxplugin.jaxext import jax_private
 
 RNG = np.random.default_rng(77)

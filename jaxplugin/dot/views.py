@@ -11,27 +11,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
-from typing import Generic
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import decisions
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import calls
-from jaxplugin.dot import epilogue
-from jaxplugin.dot import problems
-from jaxplugin.dot import sides
-from jaxplugin.plugins import records
-from jaxplugin.plugins import registry
+from jaxplugin.core import decisions, formats, targets
+from jaxplugin.dot import calls, epilogue, problems, sides
+from jaxplugin.plugins import records, registry
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,20 +13,18 @@ import pytest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import decisions
-from jaxplugin.core import formats
-from jaxplugin.dot import backends
-from jaxplugin.dot import views
+from jaxplugin.core import decisions, formats
+from jaxplugin.dot import backends, views
 from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.bench.peers import dot_variants
-from jaxplugin.lab.bench.peers import variants
-from jaxplugin.plugins import records
-from jaxplugin.plugins import registry
+from jaxplugin.lab.bench.peers import dot_variants, variants
+from jaxplugin.plugins import records, registry
 from jaxplugin.tables import matching
-from jaxplugin.testing import command_lines
-from jaxplugin.testing import contract
-from jaxplugin.testing import dot_problems
-from jaxplugin.testing import written_modules
+from jaxplugin.testing import (
+  command_lines,
+  contract,
+  dot_problems,
+  written_modules,
+)
 from jaxplugin.testing.dot_suite import dot_rows
 
 CPU = jp.detect_target("cpu")

@@ -15,8 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -25,20 +24,12 @@ from jax import lax
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
-from jaxplugin.dot import epilogue
-from jaxplugin.dot import offsets
-from jaxplugin.dot import problems
-from jaxplugin.dot import reference
-from jaxplugin.dot import rules
-from jaxplugin.dot import sides
+from jaxplugin.dot import epilogue, offsets, problems, reference, rules, sides
 from jaxplugin.dot.backends import cpu
-from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import mesh_axes
-from jaxplugin.operation import alternatives
-from jaxplugin.operation import primitive
-from jaxplugin.quantization import out_format
+from jaxplugin.jaxext import explicit_axes, mesh_axes
+from jaxplugin.operation import alternatives, primitive
+from jaxplugin.quantization import out_format, quantized_results
 from jaxplugin.quantization import out_format as out_format_lib
-from jaxplugin.quantization import quantized_results
 from jaxplugin.ragged import api as ragged
 from jaxplugin.runtime import cpu_library
 

@@ -14,8 +14,7 @@ from absl.testing import absltest
 import jaxplugin as jp
 from jaxplugin import nn
 from jaxplugin.core import formats
-from jaxplugin.testing import contract
-from jaxplugin.testing import nn_cases
+from jaxplugin.testing import contract, nn_cases
 
 E4M3, E2M1, E8M0 = formats.E4M3, formats.E2M1, formats.E8M0
 NT_3D = nn_cases.NT_3D

@@ -14,25 +14,16 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Literal
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin import dot
-from jaxplugin import quantization
-from jaxplugin.core import blocking
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
-from jaxplugin.dot import backends
-from jaxplugin.dot import derivatives
-from jaxplugin.dot import reference
-from jaxplugin.dot import rules
-from jaxplugin.dot import sides
+from jaxplugin import dot, quantization
+from jaxplugin.core import blocking, error_context, formats
+from jaxplugin.dot import backends, derivatives, reference, rules, sides
 from jaxplugin.dropin import nn_operands
 from jaxplugin.jaxext import tangents
 

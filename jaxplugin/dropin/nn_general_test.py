@@ -16,8 +16,7 @@ from jax import lax
 
 from jaxplugin import nn
 from jaxplugin.core import formats
-from jaxplugin.testing import contract
-from jaxplugin.testing import nn_cases
+from jaxplugin.testing import contract, nn_cases
 from jaxplugin.testing.oracles import nn_general_oracle
 
 BF16, F16, F32 = contract.BF16, contract.F16, contract.F32

@@ -10,8 +10,7 @@ messages name the function that was called: `scaled_matmul`, `scaled_dot` or
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +18,8 @@ import ml_dtypes
 import numpy as np
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
-from jaxplugin.dot import backends
-from jaxplugin.dot import rules
-from jaxplugin.dot import sides
+from jaxplugin.core import error_context, formats
+from jaxplugin.dot import backends, rules, sides
 
 MIN_BLOCK_SIZE: Final = 2  # of `scaled_dot` and of a config, as in JAX
 

@@ -24,8 +24,7 @@ Source: the documentation of `jax.nn` and `jax.lax`, JAX 0.10 to 0.12.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +33,8 @@ import numpy as np
 
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
-from jaxplugin.dot import backends
-from jaxplugin.dot import reference
-from jaxplugin.dot import sides
+from jaxplugin.core import error_context, formats
+from jaxplugin.dot import backends, reference, sides
 from jaxplugin.dropin import nn_operands
 
 _MATMUL_NUMBERS: Final = (((2,), (2,)), ((0,), (0,)))

@@ -21,8 +21,7 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin import nn
 from jaxplugin.core import formats
-from jaxplugin.testing import contract
-from jaxplugin.testing import nn_cases
+from jaxplugin.testing import contract, nn_cases
 
 BF16, F16, F32 = contract.BF16, contract.F16, contract.F32
 E4M3, E5M2, E2M1 = formats.E4M3, formats.E5M2, formats.E2M1

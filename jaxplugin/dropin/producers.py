@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +18,10 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import blocking
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
+from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.jaxext import tangents
-from jaxplugin.quantization import arguments
+from jaxplugin.quantization import arguments, prologues, quantize_primitive
 from jaxplugin.quantization import out_format as out_format_lib
-from jaxplugin.quantization import prologues
-from jaxplugin.quantization import quantize_primitive
 
 _MOST: Final = float(np.finfo(np.float32).max)
 

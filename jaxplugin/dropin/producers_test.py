@@ -11,8 +11,7 @@ from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.testing import prologue_cases
-from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing import prologue_cases, quantization_lowerings
 from jaxplugin.testing.meshes import explicit
 
 SHAPE = (4, 32, 64)

@@ -12,50 +12,34 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from collections.abc import Set
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, Final
 
 import jax
 import numpy as np
 from jaxlib.mlir.dialects import stablehlo
 
-from jaxplugin.core import decisions
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import offsets
-from jaxplugin.dot import primitive
-from jaxplugin.dot import problems
+from jaxplugin.core import decisions, error_context, formats, targets
+from jaxplugin.dot import backends, offsets, primitive, problems
 from jaxplugin.dot.backends import cpu
-from jaxplugin.explanation import estimates
-from jaxplugin.explanation import report
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import program
-from jaxplugin.jaxext import tangents
+from jaxplugin.explanation import estimates, report
+from jaxplugin.jaxext import jax_private, program, tangents
 from jaxplugin.operation import choice
 from jaxplugin.quantization import backends as quantization_backends
-from jaxplugin.quantization import dequantization
+from jaxplugin.quantization import (
+  dequantization,
+  quantize_primitive,
+  quantized_results,
+)
 from jaxplugin.quantization import problems as quantization_problems
-from jaxplugin.quantization import quantize_primitive
-from jaxplugin.quantization import quantized_results
 from jaxplugin.quantization.sharding import operation as quantization_split
 from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import primitive as ragged_primitive
 from jaxplugin.ragged import problems as ragged_problems
-from jaxplugin.rewriting import calls
+from jaxplugin.rewriting import calls, sources
 from jaxplugin.rewriting import sites as sites_lib
-from jaxplugin.rewriting import sources
 from jaxplugin.runtime import lowering
-from jaxplugin.stablehlo import module_calls
-from jaxplugin.stablehlo import module_parsing
-from jaxplugin.stablehlo import modules
-from jaxplugin.stablehlo import rewriter
+from jaxplugin.stablehlo import module_calls, module_parsing, modules, rewriter
 from jaxplugin.tables import matching
 
 _NUMBERS: Final = (bool, int, float, complex)

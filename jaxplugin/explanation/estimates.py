@@ -12,14 +12,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
-from typing import Final
-from typing import Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import formats, targets
 from jaxplugin.dot import problems
 
 Precision = Literal["bf16", "fp8", "fp4"]

@@ -13,10 +13,8 @@ from typing import Final
 
 import jax
 
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import problems
+from jaxplugin.core import formats, targets
+from jaxplugin.dot import backends, problems
 from jaxplugin.plugins import registry
 from jaxplugin.printing import console
 from jaxplugin.quantization import backends as quantization_backends

@@ -7,17 +7,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import problems
+from jaxplugin.core import decisions, targets
+from jaxplugin.dot import backends, problems
 from jaxplugin.explanation import estimates
 from jaxplugin.printing import console
 from jaxplugin.quantization import problems as quantization

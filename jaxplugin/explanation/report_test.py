@@ -13,18 +13,14 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
-from flax import linen
-from flax import nnx
+from absl.testing import absltest, parameterized
+from flax import linen, nnx
 
 import jaxplugin as jp
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import formats, targets
 from jaxplugin.dot import problems
 from jaxplugin.explanation import estimates
-from jaxplugin.runtime import cpu_library
-from jaxplugin.runtime import triton_library
+from jaxplugin.runtime import cpu_library, triton_library
 
 P = jax.sharding.PartitionSpec
 B200 = jp.named_target("b200", cudnn="9.13")

@@ -6,28 +6,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import jax.export
 
-from jaxplugin.core import error_context
-from jaxplugin.core import targets
+from jaxplugin.core import error_context, targets
 from jaxplugin.dot import primitive
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.jaxext import exports_private
 from jaxplugin.kernels.cpu import library
 from jaxplugin.plugins import registry
-from jaxplugin.quantization import dequantization
-from jaxplugin.quantization import quantize_primitive
+from jaxplugin.quantization import dequantization, quantize_primitive
 from jaxplugin.ragged import primitive as ragged_primitive
-from jaxplugin.runtime import lowering
-from jaxplugin.runtime import triton_calls
+from jaxplugin.runtime import lowering, triton_calls
 
 # The custom calls of all backends. docs/how_to/export.md says which package
 # registers each, and which releases load it.

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
@@ -23,11 +22,8 @@ from jaxplugin.kernels.cpu import library
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.runtime import triton_calls
 from jaxplugin.tables import resolution
-from jaxplugin.testing import installed
-from jaxplugin.testing import transformations
-from jaxplugin.testing.exported import reading
-from jaxplugin.testing.exported import release_0_1
-from jaxplugin.testing.exported import sample
+from jaxplugin.testing import installed, transformations
+from jaxplugin.testing.exported import reading, release_0_1, sample
 from jaxplugin.testing.meshes import explicit
 
 B200 = jp.named_target("b200", cudnn="9.13")

@@ -9,18 +9,14 @@ read types accept arrays, tracers and abstract values.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import mesh_axes
+from jaxplugin.jaxext import jax_private, mesh_axes
 
 
 def axes_of(mesh: Any) -> mesh_axes.Axes:

@@ -8,11 +8,8 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import jax
 import numpy as np

@@ -17,25 +17,15 @@ import math
 import os
 import pathlib
 import sys
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Literal
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 import jax
 import jax.export
 import numpy as np
-from jax._src import config
-from jax._src import core
-from jax._src import dispatch
-from jax._src import source_info_util
-from jax._src import util
+from jax._src import config, core, dispatch, source_info_util, util
 from jax._src.export import _export
-from jax._src.interpreters import mlir
-from jax._src.interpreters import partial_eval
+from jax._src.interpreters import mlir, partial_eval
 from jax._src.lib import xla_client
 
 _PUBLISHED_TIMEOUT_MS: Final = 30_000  # the value exists already

@@ -9,19 +9,12 @@ JAX.
 
 from __future__ import annotations
 
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
-from jaxlib import _hlo
-from jaxlib import _jax
-from jaxlib import plugin_support
+from jaxlib import _hlo, _jax, plugin_support
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-from jaxlib.mlir.dialects import chlo
-from jaxlib.mlir.dialects import mhlo
-from jaxlib.mlir.dialects import mpmd
-from jaxlib.mlir.dialects import sdy
-from jaxlib.mlir.dialects import stablehlo
+from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy, stablehlo
 
 HloError: Final = _jax.JaxRuntimeError  # `jax.errors.JaxRuntimeError`
 

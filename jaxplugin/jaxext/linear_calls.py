@@ -18,16 +18,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core as extend_core
-from jax.interpreters import ad
-from jax.interpreters import batching
-from jax.interpreters import mlir
+from jax.interpreters import ad, batching, mlir
 
 linear_call_p = extend_core.Primitive("jaxplugin_linear_call")
 

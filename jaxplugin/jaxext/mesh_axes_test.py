@@ -6,12 +6,10 @@ import math
 
 import jax
 import numpy as np
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding
 
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import mesh_axes
+from jaxplugin.jaxext import jax_private, mesh_axes
 from jaxplugin.testing.meshes import explicit
 
 NUM_DEVICES = explicit.NUM_DEVICES

@@ -23,28 +23,21 @@ import sys
 import threading
 import uuid
 import weakref
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 import numpy as np
-from jax._src import core
+from jax._src import core, dispatch, sharding_impls, xla_bridge
 from jax._src import custom_partitioning_sharding_rule as rules
-from jax._src import dispatch
 from jax._src import mesh as mesh_lib
-from jax._src import sharding_impls
-from jax._src import xla_bridge
-from jax._src.interpreters import mlir
-from jax._src.interpreters import partial_eval
+from jax._src.interpreters import mlir, partial_eval
 from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 from jax.extend import core as extend_core
 
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import mesh_axes
+from jaxplugin.jaxext import jax_private, mesh_axes
 
 _CALL_TARGET: Final = "jaxplugin_partitioned"
 _MAX_SHARES: Final = 256  # cache entries; each holds a module

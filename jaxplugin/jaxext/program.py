@@ -7,9 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
-from typing import Final
-from typing import Self
+from typing import Any, Final, Self
 
 from jax.extend import core as extend_core
 

@@ -11,9 +11,7 @@ that is built from integer operations passes its arguments through
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-from typing import Final
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import jax
 import jax.custom_derivatives
@@ -21,11 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import dtypes
 from jax.extend import core as extend_core
-from jax.interpreters import ad
-from jax.interpreters import batching
-from jax.interpreters import mlir
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 T = TypeVar("T")
 

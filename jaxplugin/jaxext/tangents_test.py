@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import tangents
+from jaxplugin.jaxext import jax_private, tangents
 
 X = np.arange(4, dtype=np.float32)
 

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
-from collections.abc import Sequence
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import jax
@@ -25,10 +23,8 @@ import jax.numpy as jnp
 from jax.extend import core as extend_core
 from jax.interpreters import ad
 
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.operation import failures
-from jaxplugin.operation import primitive
+from jaxplugin.core import formats, targets
+from jaxplugin.operation import failures, primitive
 
 kernel_or_operations_p = extend_core.Primitive("kernel_or_operations")
 kernel_or_operations_p.multiple_results = True

@@ -8,20 +8,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxplugin.core import decisions
-from jaxplugin.core import error_context
+from jaxplugin.core import decisions, error_context, targets
 from jaxplugin.core import options as options_lib
-from jaxplugin.core import targets
 from jaxplugin.operation import logs
-from jaxplugin.tables import matching
-from jaxplugin.tables import resolution
+from jaxplugin.tables import matching, resolution
 
 Proposals = tuple[decisions.Measured, ...]
 

@@ -6,8 +6,7 @@ import dataclasses
 
 from absl.testing import absltest
 
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, targets
 from jaxplugin.operation import choice
 from jaxplugin.tables import matching
 

@@ -23,17 +23,14 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import jax
 import jax.monitoring
 
-from jaxplugin.core import decisions
+from jaxplugin.core import decisions, targets
 from jaxplugin.core import options as options_lib
-from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
 
 VARIABLE: Final = "JAXPLUGIN_LOG"

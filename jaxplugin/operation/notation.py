@@ -8,10 +8,8 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from jaxplugin.jaxext import mesh_axes
 

@@ -15,33 +15,19 @@ import contextlib
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable
-from collections.abc import Container
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import ClassVar
-from typing import Final
-from typing import Self
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Self
 
 import jax
 from jax.extend import core as extend_core
-from jax.interpreters import ad
-from jax.interpreters import batching
-from jax.interpreters import mlir
+from jax.interpreters import ad, batching, mlir
 
-from jaxplugin.core import error_context
-from jaxplugin.core import targets
-from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import jax_private
-from jaxplugin.operation import failures
-from jaxplugin.operation import logs
+from jaxplugin.core import error_context, targets
+from jaxplugin.jaxext import explicit_axes, jax_private
+from jaxplugin.operation import failures, logs, split
 from jaxplugin.operation import notation as notation_lib
-from jaxplugin.operation import split
 from jaxplugin.plugins import registry
-from jaxplugin.runtime import fingerprints
-from jaxplugin.runtime import lowering
+from jaxplugin.runtime import fingerprints, lowering
 from jaxplugin.tables import resolution
 
 Call = Any  # the operation's subclass of `OperationCall`

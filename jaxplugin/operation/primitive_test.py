@@ -8,8 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax.extend import core as extend_core
 
 import jaxplugin as jp

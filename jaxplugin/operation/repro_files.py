@@ -25,20 +25,19 @@ import pathlib
 import platform
 import zipfile
 import zlib
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.core import atomic_files
-from jaxplugin.core import decisions
-from jaxplugin.core import formats
-from jaxplugin.core import strict_json
-from jaxplugin.core import targets
+from jaxplugin.core import (
+  atomic_files,
+  decisions,
+  formats,
+  strict_json,
+  targets,
+)
 from jaxplugin.runtime import fingerprints
 from jaxplugin.tables import resolution
 

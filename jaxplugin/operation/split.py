@@ -11,18 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import mesh_axes
-from jaxplugin.jaxext import partitioner_private
+from jaxplugin.jaxext import explicit_axes, mesh_axes, partitioner_private
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
 from jaxplugin.runtime import lowering

@@ -5,8 +5,7 @@
 import jax
 import jax.numpy as jnp
 from absl.testing import absltest
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp

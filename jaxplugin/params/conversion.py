@@ -9,12 +9,8 @@ import functools
 import math
 import re
 import warnings
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +18,8 @@ import numpy as np
 
 from jaxplugin import quantization
 from jaxplugin.arrays import leaves as leaves_lib
-from jaxplugin.arrays import placement
-from jaxplugin.arrays import quantized_weight
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
-from jaxplugin.core import parameter_names
+from jaxplugin.arrays import placement, quantized_weight
+from jaxplugin.core import error_context, formats, parameter_names
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.params import recognition
 from jaxplugin.printing import console

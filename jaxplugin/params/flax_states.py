@@ -5,11 +5,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
-from jaxplugin.arrays import quantized_weight
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import quantized_weight, scaled_array
 from jaxplugin.core import error_context
 from jaxplugin.training import quantized_operand
 

@@ -13,9 +13,7 @@ import collections
 import dataclasses
 import functools
 import importlib.metadata
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from jaxplugin.plugins import records

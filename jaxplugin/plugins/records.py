@@ -7,16 +7,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import decisions
-from jaxplugin.core import error_context
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, error_context, targets
 
 # Version of `Backend` and of the classes that its functions are passed. A
 # release that breaks existing backends increases it. Fields with a default and

@@ -21,21 +21,15 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
-from typing import Generic
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic
 
 import jax
 import numpy as np
 
-from jaxplugin.core import decisions
-from jaxplugin.core import error_context
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, error_context, targets
 from jaxplugin.jaxext import jax_private
-from jaxplugin.plugins import discovery
-from jaxplugin.plugins import records
+from jaxplugin.plugins import discovery, records
 
 IN_CODE: Final = "registered in code"
 _WHO: Final = "register_backend"

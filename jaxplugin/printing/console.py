@@ -11,14 +11,8 @@ import io
 import os
 import sys
 import textwrap
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Sequence
-from typing import IO
-from typing import TYPE_CHECKING
-from typing import Any
-from typing import Final
-from typing import TypeAlias
+from collections.abc import Collection, Iterable, Sequence
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
   from rich import table as rich_table

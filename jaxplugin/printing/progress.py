@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # A function of the bytes done and the total bytes.
@@ -84,8 +83,7 @@ def shown(
   if not is_shown:
     yield Progress()
     return
-  from rich import console
-  from rich import progress
+  from rich import console, progress
 
   columns: list[Any] = [progress.TimeElapsedColumn()]
   if of_bytes:

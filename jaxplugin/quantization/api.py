@@ -8,30 +8,23 @@ One of `backends` computes the results; all backends compute the same bits.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scaled_array
-from jaxplugin.arrays import validation
-from jaxplugin.core import blocking
-from jaxplugin.core import error_context
-from jaxplugin.core import extents
-from jaxplugin.core import formats
+from jaxplugin.arrays import layouts, scaled_array, validation
+from jaxplugin.core import blocking, error_context, extents, formats
 from jaxplugin.jaxext import tangents
-from jaxplugin.quantization import arguments
-from jaxplugin.quantization import integers
-from jaxplugin.quantization import problems
-from jaxplugin.quantization import quantize_primitive
-from jaxplugin.quantization.sharding import assignment
-from jaxplugin.quantization.sharding import global_scales
+from jaxplugin.quantization import (
+  arguments,
+  integers,
+  problems,
+  quantize_primitive,
+)
+from jaxplugin.quantization.sharding import assignment, global_scales
 
 ScaleRounding = arguments.ScaleRounding
 SCALE_ROUNDINGS: Final = arguments.SCALE_ROUNDINGS

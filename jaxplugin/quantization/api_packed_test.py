@@ -17,14 +17,10 @@ from absl.testing import parameterized
 from jax import lax
 
 import jaxplugin as jp
-from jaxplugin import dot
-from jaxplugin import quantization
+from jaxplugin import dot, quantization
 from jaxplugin.core import formats
-from jaxplugin.core.formats import MXFP4
-from jaxplugin.core.formats import MXFP8
-from jaxplugin.core.formats import NVFP4
-from jaxplugin.testing import contract
-from jaxplugin.testing import quantization_lowerings
+from jaxplugin.core.formats import MXFP4, MXFP8, NVFP4
+from jaxplugin.testing import contract, quantization_lowerings
 
 FP4 = (MXFP4, NVFP4)
 

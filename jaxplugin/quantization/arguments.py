@@ -5,20 +5,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import get_args
+from typing import Any, Final, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scaled_array
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
-from jaxplugin.quantization import integers
-from jaxplugin.quantization import operations
+from jaxplugin.arrays import layouts, scaled_array
+from jaxplugin.core import error_context, formats
+from jaxplugin.quantization import integers, operations
 
 ScaleRounding = operations.ScaleRounding
 SCALE_ROUNDINGS: Final = get_args(ScaleRounding)

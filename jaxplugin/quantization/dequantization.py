@@ -19,23 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as extend_core
-from jax.interpreters import ad
-from jax.interpreters import batching
+from jax.interpreters import ad, batching
 from jax.sharding import NamedSharding
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import mesh_axes
-from jaxplugin.jaxext import tangents
-from jaxplugin.operation import choice
-from jaxplugin.operation import primitive
-from jaxplugin.quantization import arguments
-from jaxplugin.quantization import backends
-from jaxplugin.quantization import operations
-from jaxplugin.quantization import problems
+from jaxplugin.core import formats, targets
+from jaxplugin.jaxext import explicit_axes, jax_private, mesh_axes, tangents
+from jaxplugin.operation import choice, primitive
+from jaxplugin.quantization import arguments, backends, operations, problems
 from jaxplugin.quantization.backends import xla
 from jaxplugin.quantization.sharding import operation
 from jaxplugin.tables import resolution

@@ -12,19 +12,15 @@ Formats without an offset follow one of `PACKAGE_RULES`: ggml's
 from __future__ import annotations
 
 import functools
-from typing import Final
-from typing import Literal
-from typing import get_args
+from typing import Final, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.core import extents
-from jaxplugin.core import formats
-from jaxplugin.quantization import codes
-from jaxplugin.quantization import operations
+from jaxplugin.core import extents, formats
+from jaxplugin.quantization import codes, operations
 
 PackageRule = Literal["ggml", "compressed_tensors"]
 PACKAGE_RULES: Final = get_args(PackageRule)

@@ -20,17 +20,16 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import blocking
-from jaxplugin.core import extents
-from jaxplugin.core import formats
-from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import mesh_axes
+from jaxplugin.core import blocking, extents, formats
+from jaxplugin.jaxext import explicit_axes, mesh_axes
 from jaxplugin.operation import notation
-from jaxplugin.quantization import arguments
-from jaxplugin.quantization import operations
-from jaxplugin.quantization import problems
-from jaxplugin.quantization import prologues
-from jaxplugin.quantization import quantize_primitive
+from jaxplugin.quantization import (
+  arguments,
+  operations,
+  problems,
+  prologues,
+  quantize_primitive,
+)
 from jaxplugin.quantization.sharding import assignment
 
 

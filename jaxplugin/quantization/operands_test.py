@@ -12,8 +12,7 @@ from jaxplugin.core import blocking
 from jaxplugin.quantization import operands
 from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings as lowerings
-from jaxplugin.testing.oracles import quantization_cases
-from jaxplugin.testing.oracles import recipes_oracle
+from jaxplugin.testing.oracles import quantization_cases, recipes_oracle
 
 FORMATS = (jp.MXFP8, jp.MXFP4, jp.NVFP4)
 assert_same = recipes_oracle.assert_same

@@ -11,8 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Final
-from typing import Literal
+from typing import Final, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +19,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import blocking
-from jaxplugin.core import extents
-from jaxplugin.core import formats
+from jaxplugin.core import blocking, extents, formats
 from jaxplugin.quantization import codes
 from jaxplugin.quantization.sharding import offsets
 

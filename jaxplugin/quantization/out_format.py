@@ -7,23 +7,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import scaled_array
-from jaxplugin.arrays import validation
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
+from jaxplugin.arrays import scaled_array, validation
+from jaxplugin.core import error_context, formats
 from jaxplugin.jaxext import tangents
-from jaxplugin.quantization import api
-from jaxplugin.quantization import arguments
-from jaxplugin.quantization import codes
-from jaxplugin.quantization import integers
+from jaxplugin.quantization import api, arguments, codes, integers
 
 NO_DERIVATIVE: Final = (
   "the quantized result has no derivative. Pass"

@@ -9,18 +9,14 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import blocking
-from jaxplugin.core import extents
-from jaxplugin.core import formats
+from jaxplugin.core import blocking, extents, formats
 from jaxplugin.quantization import prologues
-from jaxplugin.tables import matching
-from jaxplugin.tables import records
+from jaxplugin.tables import matching, records
 
 # Kernels can draw random bits of keys with this implementation.
 THREEFRY: Final = "threefry2x32"

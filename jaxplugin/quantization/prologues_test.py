@@ -7,14 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from jaxplugin.core import blocking
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.quantization import api
-from jaxplugin.quantization import prologues
-from jaxplugin.quantization import quantize_primitive
-from jaxplugin.testing import prologue_cases
-from jaxplugin.testing import quantization_lowerings
+from jaxplugin.core import blocking, formats, targets
+from jaxplugin.quantization import api, prologues, quantize_primitive
+from jaxplugin.testing import prologue_cases, quantization_lowerings
 
 SHAPE = (3, 5, 64)
 # f32 roundings of one value: a mean, rsqrt or sigmoid, and four products.

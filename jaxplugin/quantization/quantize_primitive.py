@@ -25,8 +25,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,27 +33,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core as extend_core
-from jax.interpreters import ad
-from jax.interpreters import batching
-from jax.interpreters import partial_eval
+from jax.interpreters import ad, batching, partial_eval
 from jax.sharding import NamedSharding
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import blocking
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import mesh_axes
-from jaxplugin.operation import logs
-from jaxplugin.operation import primitive
-from jaxplugin.quantization import backends
-from jaxplugin.quantization import problems
-from jaxplugin.quantization import prologues
+from jaxplugin.core import blocking, formats, targets
+from jaxplugin.jaxext import explicit_axes, jax_private, mesh_axes
+from jaxplugin.operation import logs, primitive
+from jaxplugin.quantization import backends, problems, prologues
 from jaxplugin.quantization.backends import xla
-from jaxplugin.quantization.sharding import assignment
-from jaxplugin.quantization.sharding import global_scales
-from jaxplugin.quantization.sharding import operation
+from jaxplugin.quantization.sharding import assignment, global_scales, operation
 from jaxplugin.tables import resolution
 
 # Values, scale, and global scale or None.

@@ -20,11 +20,8 @@ from absl.testing import parameterized
 
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import blocking
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.testing import contract
-from jaxplugin.testing import quantization_lowerings
+from jaxplugin.core import blocking, formats, targets
+from jaxplugin.testing import contract, quantization_lowerings
 from jaxplugin.testing import quantization_lowerings as lowerings
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2

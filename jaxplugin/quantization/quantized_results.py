@@ -9,10 +9,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +18,10 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import decisions
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, error_context, formats, targets
 from jaxplugin.jaxext import tangents
-from jaxplugin.operation import alternatives
-from jaxplugin.operation import choice
-from jaxplugin.operation import primitive
-from jaxplugin.quantization import arguments
-from jaxplugin.quantization import out_format
-from jaxplugin.quantization import problems
+from jaxplugin.operation import alternatives, choice, primitive
+from jaxplugin.quantization import arguments, out_format, problems
 from jaxplugin.runtime import lowering
 from jaxplugin.tables import matching
 

@@ -5,16 +5,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import numpy as np
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import decisions
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, formats, targets
 from jaxplugin.plugins import registry
 from jaxplugin.quantization import problems
 

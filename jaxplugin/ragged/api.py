@@ -7,39 +7,33 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scaled_array
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
-from jaxplugin.dot import arguments
-from jaxplugin.dot import epilogue
-from jaxplugin.dot import guards
-from jaxplugin.dot import offsets
+from jaxplugin.arrays import layouts, scaled_array
+from jaxplugin.core import error_context, formats
+from jaxplugin.dot import arguments, epilogue, guards, offsets, sides
 from jaxplugin.dot import rules as dot_rules
-from jaxplugin.dot import sides
 from jaxplugin.dot import straight_through as dot_straight_through
-from jaxplugin.operation import alternatives
-from jaxplugin.operation import choice
+from jaxplugin.operation import alternatives, choice
 from jaxplugin.operation import primitive as operation_primitive
 from jaxplugin.quantization import out_format as out_format_lib
 from jaxplugin.quantization import quantized_results
-from jaxplugin.ragged import backends
-from jaxplugin.ragged import calls
+from jaxplugin.ragged import (
+  backends,
+  calls,
+  groups,
+  primitive,
+  problems,
+  rules,
+  straight_through,
+)
 from jaxplugin.ragged import epilogue as ragged_epilogue
-from jaxplugin.ragged import groups
-from jaxplugin.ragged import primitive
-from jaxplugin.ragged import problems
-from jaxplugin.ragged import rules
 from jaxplugin.ragged import sharding as sharding_lib
-from jaxplugin.ragged import straight_through
 from jaxplugin.ragged.backends import cpu
 from jaxplugin.tables import resolution
 

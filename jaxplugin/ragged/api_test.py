@@ -14,8 +14,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.jaxext import program
-from jaxplugin.ragged import backends
-from jaxplugin.ragged import primitive
+from jaxplugin.ragged import backends, primitive
 from jaxplugin.tables import resolution
 from jaxplugin.testing.dot_suite import ragged_suite
 

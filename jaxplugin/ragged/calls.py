@@ -8,9 +8,7 @@ Their arrays may be abstract for properties that need only shapes and dtypes.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import Final
-from typing import Self
+from typing import Any, Final, Self
 
 import numpy as np
 from jax.extend import core as extend_core

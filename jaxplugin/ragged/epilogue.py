@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.dot import epilogue
-from jaxplugin.ragged import calls
-from jaxplugin.ragged import groups
-from jaxplugin.ragged import problems
+from jaxplugin.ragged import calls, groups, problems
 
 # "swigluoai", the gated activation of gpt-oss (arXiv 2508.10925 and its
 # reference implementation). Both halves are clamped, and the gate's sigmoid has

@@ -5,26 +5,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import Final
-from typing import cast
+from typing import Any, Final, cast
 
 import jax
 import jax.numpy as jnp
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
-from jaxplugin.dot import arguments
-from jaxplugin.dot import epilogue
+from jaxplugin.dot import arguments, epilogue, sides
 from jaxplugin.dot import rules as dot_rules
-from jaxplugin.dot import sides
 from jaxplugin.operation import choice
 from jaxplugin.quantization import out_format as out_format_lib
 from jaxplugin.ragged import api as ragged_api
-from jaxplugin.ragged import backends
-from jaxplugin.ragged import calls
-from jaxplugin.ragged import groups
-from jaxplugin.ragged import rules
+from jaxplugin.ragged import backends, calls, groups, rules
 from jaxplugin.ragged import sharding as sharding_lib
 from jaxplugin.tables import resolution
 

@@ -8,13 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax.test_util import check_grads
 
 import jaxplugin as jp
-from jaxplugin.testing.dot_suite import contraction_suite
-from jaxplugin.testing.dot_suite import ragged_suite
+from jaxplugin.testing.dot_suite import contraction_suite, ragged_suite
 
 _M, _N, _K = 24, 6, 10
 _SIZES = np.array([9, 0, 11], np.int32)

@@ -23,10 +23,8 @@ columns.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -34,18 +32,18 @@ import numpy as np
 from jax import lax
 from jax.interpreters import batching
 
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, targets
 from jaxplugin.dot import epilogue as dot_epilogue
 from jaxplugin.dot import sides
-from jaxplugin.operation import choice
-from jaxplugin.operation import primitive
-from jaxplugin.ragged import backends
-from jaxplugin.ragged import calls
-from jaxplugin.ragged import epilogue
-from jaxplugin.ragged import groups
-from jaxplugin.ragged import problems
-from jaxplugin.ragged import sharding
+from jaxplugin.operation import choice, primitive
+from jaxplugin.ragged import (
+  backends,
+  calls,
+  epilogue,
+  groups,
+  problems,
+  sharding,
+)
 from jaxplugin.runtime import lowering
 
 ragged_dot_p = calls.ragged_dot_p

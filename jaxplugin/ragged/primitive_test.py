@@ -11,10 +11,8 @@ import pytest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.ragged import calls
-from jaxplugin.ragged import primitive
-from jaxplugin.testing import contract
-from jaxplugin.testing import transformations
+from jaxplugin.ragged import calls, primitive
+from jaxplugin.testing import contract, transformations
 from jaxplugin.testing.dot_suite import ragged_suite
 
 PRIMITIVE = "block_scaled_ragged_dot"

@@ -5,10 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import Final
-from typing import Literal
-from typing import get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 

@@ -7,17 +7,14 @@ The errors name the argument, the rule, the given value and the remedy.
 
 from __future__ import annotations
 
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
-from jaxplugin.dot import rules
-from jaxplugin.dot import sides
-from jaxplugin.ragged import calls
-from jaxplugin.ragged import problems
+from jaxplugin.dot import rules, sides
+from jaxplugin.ragged import calls, problems
 
 _TRANSPOSE: Final = (
   "for weights (groups, k, n) quantize jnp.swapaxes(weights, 1, 2)"

@@ -17,27 +17,21 @@ derivatives, because types do not describe the assignment of rows to groups.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxplugin.arrays import layouts
 from jaxplugin.dot import sides
-from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import mesh_axes
+from jaxplugin.jaxext import explicit_axes, mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
-from jaxplugin.ragged import calls
-from jaxplugin.ragged import epilogue
-from jaxplugin.ragged import groups
+from jaxplugin.ragged import calls, epilogue, groups
 
 Spec = mesh_axes.Spec
 

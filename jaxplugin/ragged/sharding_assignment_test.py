@@ -9,8 +9,7 @@ from absl.testing import absltest
 import jaxplugin as jp
 from jaxplugin.dot import sides
 from jaxplugin.operation import notation
-from jaxplugin.ragged import calls
-from jaxplugin.ragged import sharding
+from jaxplugin.ragged import calls, sharding
 
 SIZES = {"a": 2, "b": 4, "c": 3}
 A, B, C, NONE = ("a",), ("b",), ("c",), ()

@@ -14,8 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.testing import contract
-from jaxplugin.testing.dot_suite import contraction_suite
-from jaxplugin.testing.dot_suite import ragged_suite
+from jaxplugin.testing.dot_suite import contraction_suite, ragged_suite
 from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.oracles import hlo_traffic
 

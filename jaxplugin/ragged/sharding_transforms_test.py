@@ -9,13 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.testing.dot_suite import contraction_suite
-from jaxplugin.testing.dot_suite import ragged_suite
+from jaxplugin.testing.dot_suite import contraction_suite, ragged_suite
 from jaxplugin.testing.meshes import explicit
 
 LAYERS, GROUPS, M, K = 3, 8, 32, 128

@@ -11,9 +11,7 @@ too, higher-order derivatives use it.
 from __future__ import annotations
 
 import functools
-from typing import Any
-from typing import Final
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +19,9 @@ import numpy as np
 
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
-from jaxplugin.dot import guards
-from jaxplugin.dot import sides
-from jaxplugin.dot import straight_through
+from jaxplugin.dot import guards, sides, straight_through
 from jaxplugin.jaxext import tangents
-from jaxplugin.ragged import calls
-from jaxplugin.ragged import epilogue
-from jaxplugin.ragged import groups
-from jaxplugin.ragged import primitive
+from jaxplugin.ragged import calls, epilogue, groups, primitive
 from jaxplugin.tables import resolution
 
 _F32: Final = np.dtype(np.float32)

@@ -10,14 +10,11 @@ from typing import Final
 import jax
 import numpy as np
 
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, targets
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.dot import views
 from jaxplugin.plugins import registry
-from jaxplugin.ragged import calls
-from jaxplugin.ragged import epilogue
-from jaxplugin.ragged import problems
+from jaxplugin.ragged import calls, epilogue, problems
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

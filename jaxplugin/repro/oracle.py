@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -25,10 +23,7 @@ import numpy as np
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
-from jaxplugin.dot import arguments
-from jaxplugin.dot import calls
-from jaxplugin.dot import reference
-from jaxplugin.dot import sides
+from jaxplugin.dot import arguments, calls, reference, sides
 from jaxplugin.quantization import problems
 from jaxplugin.ragged import calls as ragged
 from jaxplugin.ragged import epilogue

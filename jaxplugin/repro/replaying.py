@@ -10,41 +10,26 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.core import blocking
-from jaxplugin.core import decisions
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import arguments
-from jaxplugin.dot import backends
-from jaxplugin.dot import calls
-from jaxplugin.dot import sides
+from jaxplugin.core import blocking, decisions, error_context, formats, targets
+from jaxplugin.dot import arguments, backends, calls, sides
 from jaxplugin.dot.backends import cpu
 from jaxplugin.jaxext import exports_private
-from jaxplugin.operation import alternatives
+from jaxplugin.operation import alternatives, repro_files
 from jaxplugin.operation import primitive as operation_primitive
-from jaxplugin.operation import repro_files
 from jaxplugin.quantization import backends as quantization_backends
-from jaxplugin.quantization import problems
-from jaxplugin.quantization import prologues
+from jaxplugin.quantization import problems, prologues
 from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import calls as ragged
-from jaxplugin.repro import oracle
-from jaxplugin.repro import tapping
-from jaxplugin.tables import matching
-from jaxplugin.tables import resolution
+from jaxplugin.repro import oracle, tapping
+from jaxplugin.tables import matching, resolution
 
 _CLASSES: Final[dict[str, Any]] = {
   kind.__name__: kind

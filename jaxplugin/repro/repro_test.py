@@ -18,20 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.dot import backends
 from jaxplugin.dot.backends import cpu
-from jaxplugin.operation import failures
-from jaxplugin.operation import repro_files
+from jaxplugin.operation import failures, repro_files
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.quantization import problems
 from jaxplugin.ragged import backends as ragged_backends
-from jaxplugin.repro import oracle
-from jaxplugin.repro import replaying
+from jaxplugin.repro import oracle, replaying
 from jaxplugin.testing import command_lines
 
 RNG = np.random.default_rng(5)

@@ -9,8 +9,7 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,14 +18,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxlib.mlir import ir
 
-from jaxplugin.core import decisions
-from jaxplugin.core import error_context
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, error_context, targets
 from jaxplugin.exports import api as exports
 from jaxplugin.jaxext import program
-from jaxplugin.operation import alternatives
-from jaxplugin.operation import failures
-from jaxplugin.operation import repro_files
+from jaxplugin.operation import alternatives, failures, repro_files
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.repro import tapping
 from jaxplugin.runtime import lowering

@@ -10,33 +10,27 @@ the devices of a `shard_map` gets a dimension in front.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core as extend_core
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import calls
-from jaxplugin.dot import primitive
-from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import program
+from jaxplugin.core import decisions, targets
+from jaxplugin.dot import backends, calls, primitive
+from jaxplugin.jaxext import explicit_axes, program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.operation import alternatives
 from jaxplugin.operation import primitive as operation_primitive
-from jaxplugin.quantization import dequantization
-from jaxplugin.quantization import quantize_primitive
-from jaxplugin.quantization import quantized_results
+from jaxplugin.quantization import (
+  dequantization,
+  quantize_primitive,
+  quantized_results,
+)
 from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import primitive as ragged_primitive
 from jaxplugin.runtime import lowering

@@ -7,30 +7,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import ParamSpec
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, ParamSpec, TypeVar
 
 import jax
 import numpy as np
 from jax.extend import core as extend_core
-from jax.interpreters import batching
-from jax.interpreters import mlir
+from jax.interpreters import batching, mlir
 
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
+from jaxplugin.core import error_context, formats
 from jaxplugin.dot import backends
 from jaxplugin.dropin import nn_scaled
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import program
-from jaxplugin.jaxext.tracing import binding_private
-from jaxplugin.jaxext.tracing import interception_private
-from jaxplugin.rewriting import calls
-from jaxplugin.rewriting import facts
-from jaxplugin.rewriting import ragged_dots
+from jaxplugin.jaxext import jax_private, program
+from jaxplugin.jaxext.tracing import binding_private, interception_private
+from jaxplugin.rewriting import calls, facts, ragged_dots
 
 WHO: Final = "accelerate"
 

@@ -9,14 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax import lax
 
 import jaxplugin as jp
-from jaxplugin.testing import contract
-from jaxplugin.testing import nn_cases
-from jaxplugin.testing import transformations
+from jaxplugin.testing import contract, nn_cases, transformations
 
 NT_3D = nn_cases.NT_3D
 E4M3, E8M0 = nn_cases.E4M3, nn_cases.E8M0

@@ -15,14 +15,11 @@ import pytest
 from absl.testing import parameterized
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxplugin as jp
 from jaxplugin.rewriting import acceleration_test as constructs
-from jaxplugin.testing import contract
-from jaxplugin.testing import nn_cases
+from jaxplugin.testing import contract, nn_cases
 
 NT_3D = nn_cases.NT_3D
 OURS = constructs.OURS

@@ -8,20 +8,15 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import jax
 import numpy as np
 
 from jaxplugin.arrays import leaves as leaves_lib
-from jaxplugin.arrays import quantized_weight
-from jaxplugin.arrays import scaled_array
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
+from jaxplugin.arrays import quantized_weight, scaled_array
+from jaxplugin.core import error_context, formats
 from jaxplugin.dot import backends
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.rewriting import acceptor as acceptor_lib

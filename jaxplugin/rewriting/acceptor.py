@@ -15,37 +15,32 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin import dot
-from jaxplugin import quantization
+from jaxplugin import dot, quantization
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import blocking
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
+from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.dot import sides
 from jaxplugin.dropin import linear as linear_lib
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import tangents as tangents_lib
-from jaxplugin.jaxext.tracing import binding_private
-from jaxplugin.jaxext.tracing import interception_private
-from jaxplugin.quantization import operands
-from jaxplugin.quantization import prologues
+from jaxplugin.jaxext.tracing import binding_private, interception_private
+from jaxplugin.quantization import operands, prologues
 from jaxplugin.ragged import groups
-from jaxplugin.rewriting import calls
-from jaxplugin.rewriting import facts
-from jaxplugin.rewriting import patterns
-from jaxplugin.rewriting import ragged_dots
-from jaxplugin.rewriting import sites
-from jaxplugin.rewriting import sources
+from jaxplugin.rewriting import (
+  calls,
+  facts,
+  patterns,
+  ragged_dots,
+  sites,
+  sources,
+)
 from jaxplugin.training import ragged as training_ragged
 
 WHO: Final = "accept_quantized"

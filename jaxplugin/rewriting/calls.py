@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +21,8 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.dot import rules
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import program
-from jaxplugin.jaxext.tracing import binding_private
-from jaxplugin.jaxext.tracing import interception_private
+from jaxplugin.jaxext import jax_private, program
+from jaxplugin.jaxext.tracing import binding_private, interception_private
 from jaxplugin.training import settings
 
 _TRIP: Final = jax.core.ShapedArray((), np.dtype(np.uint32))

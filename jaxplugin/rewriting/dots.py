@@ -7,27 +7,18 @@ from __future__ import annotations
 import copy
 import dataclasses
 import weakref
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from jax.extend import core as extend_core
 
 from jaxplugin.core import error_context
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import program
-from jaxplugin.jaxext.tracing import binding_private
-from jaxplugin.jaxext.tracing import interception_private
+from jaxplugin.jaxext import jax_private, program
+from jaxplugin.jaxext.tracing import binding_private, interception_private
 from jaxplugin.quantization import prologues
-from jaxplugin.rewriting import calls
-from jaxplugin.rewriting import operands
-from jaxplugin.rewriting import patterns
+from jaxplugin.rewriting import calls, operands, patterns, sources
 from jaxplugin.rewriting import sites as sites_lib
-from jaxplugin.rewriting import sources
-from jaxplugin.training import activation_gradients
-from jaxplugin.training import quantized_operand
-from jaxplugin.training import settings
+from jaxplugin.training import activation_gradients, quantized_operand, settings
 
 # JAX gives the operations of a derivative these names.
 _DERIVATIVES: Final = frozenset({"jvp", "transpose"})

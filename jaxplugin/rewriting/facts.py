@@ -13,13 +13,8 @@ import dataclasses
 import functools
 import math
 import weakref
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Generic
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +25,7 @@ from jax.extend import core as extend_core
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.jaxext import tangents
-from jaxplugin.quantization import dequantization
-from jaxplugin.quantization import problems
+from jaxplugin.quantization import dequantization, problems
 
 # Dtypes of dequantized values.
 WIDE: Final = frozenset(

@@ -7,14 +7,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 
 from jaxplugin.jaxext.tracing import binding_private
-from jaxplugin.rewriting import sites
-from jaxplugin.rewriting import sources
+from jaxplugin.rewriting import sites, sources
 from jaxplugin.training import quantized_operand
 
 _NONE_CAME: Final = "it reached no matmul"

@@ -12,24 +12,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import program
+from jaxplugin.core import error_context, formats
+from jaxplugin.jaxext import jax_private, program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.quantization import prologues
-from jaxplugin.rewriting import sites
-from jaxplugin.rewriting import sources
+from jaxplugin.rewriting import sites, sources
 
 _CALLS: Final = frozenset(
   {

@@ -7,31 +7,20 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import ParamSpec
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, ParamSpec, TypeVar
 
 import jax
 
 from jaxplugin.arrays import leaves
 from jaxplugin.core import error_context
-from jaxplugin.dot import backends
+from jaxplugin.dot import backends, rules
 from jaxplugin.dot import primitive as dot_primitive
-from jaxplugin.dot import rules
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import program
+from jaxplugin.jaxext import jax_private, program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.ragged import primitive as ragged_primitive
-from jaxplugin.rewriting import calls
+from jaxplugin.rewriting import calls, operands, patterns, sites, sources
 from jaxplugin.rewriting import dots as dots_lib
-from jaxplugin.rewriting import operands
-from jaxplugin.rewriting import patterns
-from jaxplugin.rewriting import sites
-from jaxplugin.rewriting import sources
 from jaxplugin.training import recipes
 
 WHO: Final = sites.WHO

@@ -7,8 +7,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from flax import nnx
 from jax import lax
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 from jax import lax
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -19,8 +18,7 @@ import jaxplugin as jp
 from jaxplugin.rewriting import quantized_dots_test as constructs
 from jaxplugin.testing import transformations
 from jaxplugin.testing.meshes import explicit
-from jaxplugin.testing.oracles import gradients_oracle
-from jaxplugin.testing.oracles import recipes_oracle
+from jaxplugin.testing.oracles import gradients_oracle, recipes_oracle
 
 MXFP8 = jp.training.MXFP8_RECIPE
 NVFP4 = jp.training.NVFP4_RECIPE

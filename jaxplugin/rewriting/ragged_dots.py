@@ -11,24 +11,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.core import formats
 from jaxplugin.jaxext import tangents as tangents_lib
-from jaxplugin.ragged import api
-from jaxplugin.ragged import backends
-from jaxplugin.rewriting import calls
-from jaxplugin.rewriting import facts
+from jaxplugin.ragged import api, backends
+from jaxplugin.rewriting import calls, facts
 
 NAME: Final = "ragged_dot_general"
 

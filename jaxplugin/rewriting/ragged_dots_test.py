@@ -10,17 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax import lax
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.rewriting import acceleration_test as constructs
-from jaxplugin.rewriting import facts
-from jaxplugin.rewriting import ragged_dots
+from jaxplugin.rewriting import facts, ragged_dots
 from jaxplugin.testing import transformations
 
 G, N, K, M = 4, 24, 64, 13

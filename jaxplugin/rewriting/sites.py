@@ -8,32 +8,25 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal
 
 import jax
 import numpy as np
 from jax.extend import core as extend_core
 
-from jaxplugin.core import formats
-from jaxplugin.core import parameter_names
-from jaxplugin.dot import rules
-from jaxplugin.dot import sides
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import program
-from jaxplugin.rewriting import calls
-from jaxplugin.rewriting import ragged_dots
-from jaxplugin.rewriting import sources
+from jaxplugin.core import formats, parameter_names
+from jaxplugin.dot import rules, sides
+from jaxplugin.jaxext import jax_private, program
+from jaxplugin.rewriting import calls, ragged_dots, sources
 from jaxplugin.training import api as training
-from jaxplugin.training import products
-from jaxplugin.training import quantized_operand
-from jaxplugin.training import ragged
-from jaxplugin.training import recipes
-from jaxplugin.training import settings
+from jaxplugin.training import (
+  products,
+  quantized_operand,
+  ragged,
+  recipes,
+  settings,
+)
 
 WHO: Final = "quantize_dots"
 

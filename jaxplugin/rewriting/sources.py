@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import numpy as np
 
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import program
+from jaxplugin.jaxext import jax_private, program
 from jaxplugin.jaxext.tracing import binding_private
 
 # Their results have all or some elements of the first operand, perhaps rounded.

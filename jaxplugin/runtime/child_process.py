@@ -23,12 +23,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from collections.abc import Mapping
-from typing import IO
-from typing import Any
-from typing import Final
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, Final, Literal
 
 if sys.platform != "win32":
   import resource

@@ -15,15 +15,12 @@ import contextlib
 import ctypes
 import functools
 import threading
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax.ffi
 import numpy as np
 
-from jaxplugin.core import decisions
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, formats, targets
 from jaxplugin.kernels.cpu import library
 
 # Formats that kernels quantize to, with their numbers in kernels/cpu/README.md.

@@ -18,8 +18,7 @@ import jax.ffi
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax.experimental import serialize_executable
 
 import jaxplugin as jp

@@ -16,8 +16,7 @@ import importlib.metadata
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 from jaxplugin import jaxext
 from jaxplugin.jaxext import partitioner_private

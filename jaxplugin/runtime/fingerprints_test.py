@@ -8,8 +8,7 @@ import pathlib
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from jaxplugin.core import targets
 from jaxplugin.runtime import fingerprints

@@ -8,21 +8,15 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
 
 import jax
 import jax.export
 from jax.extend import core as extend_core
 from jax.interpreters import mlir
 
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, targets
 from jaxplugin.jaxext import jax_private
 
 PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")

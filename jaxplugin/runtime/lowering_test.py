@@ -10,15 +10,12 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax.extend import core as extend_core
 from jax.interpreters import mlir
 
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.quantization import backends
-from jaxplugin.quantization import problems
+from jaxplugin.core import formats, targets
+from jaxplugin.quantization import backends, problems
 from jaxplugin.runtime import lowering
 
 P = jax.sharding.PartitionSpec

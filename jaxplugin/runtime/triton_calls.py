@@ -29,11 +29,8 @@ import dataclasses
 import os
 import re
 import zlib
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 from jaxlib.mlir import ir
 

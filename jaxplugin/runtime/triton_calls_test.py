@@ -16,15 +16,13 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jaxlib.mlir import ir
 
 import jaxplugin as jp
 from jaxplugin.jaxext import jaxlib_private
 from jaxplugin.lab.compilation import deviceless
-from jaxplugin.runtime import triton_calls
-from jaxplugin.runtime import triton_library
+from jaxplugin.runtime import triton_calls, triton_library
 from jaxplugin.testing import installed
 
 FFI, LEGACY = triton_calls.FFI_CALL, triton_calls.LEGACY_CALL

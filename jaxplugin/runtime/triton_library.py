@@ -15,11 +15,8 @@ import importlib.util
 import inspect
 import os
 import re
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import jaxlib
@@ -27,13 +24,9 @@ import numpy as np
 from jax.extend import core as extend_core
 from jax.interpreters import mlir
 
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import descriptors
-from jaxplugin.kernels import launching
-from jaxplugin.runtime import lowering
-from jaxplugin.runtime import triton_calls
+from jaxplugin.core import decisions, targets
+from jaxplugin.kernels import architectures, descriptors, launching
+from jaxplugin.runtime import lowering, triton_calls
 
 PLATFORMS: Final = ("cuda", "rocm")
 # Triton's variable. Triton writes source lines if it is false.

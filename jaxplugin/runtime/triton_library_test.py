@@ -6,8 +6,7 @@ import dataclasses
 import importlib.util
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from jaxplugin.core import targets
 from jaxplugin.runtime import triton_library

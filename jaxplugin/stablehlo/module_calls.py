@@ -33,8 +33,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import ml_dtypes
@@ -44,8 +43,7 @@ from jaxlib.mlir import ir
 from jaxplugin.core import formats
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import cudnn
-from jaxplugin.stablehlo import module_parsing
-from jaxplugin.stablehlo import modules
+from jaxplugin.stablehlo import module_parsing, modules
 
 QUANTIZE: Final = "__op$quantize"
 DEQUANTIZE: Final = "__op$dequantize"

@@ -8,12 +8,10 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax import lax
 
-from jaxplugin.stablehlo import module_calls
-from jaxplugin.stablehlo import modules
+from jaxplugin.stablehlo import module_calls, modules
 from jaxplugin.testing import written_modules
 
 array = written_modules.array

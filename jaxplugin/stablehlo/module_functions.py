@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -20,19 +18,11 @@ import numpy as np
 from jax import lax
 from jaxlib.mlir import ir
 
-from jaxplugin import dot
-from jaxplugin import quantization
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scaled_array
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import primitive
-from jaxplugin.dot import problems
-from jaxplugin.dot import rules
-from jaxplugin.dot import sides
-from jaxplugin.dropin import nn_operands
-from jaxplugin.dropin import nn_scaled
+from jaxplugin import dot, quantization
+from jaxplugin.arrays import layouts, scaled_array
+from jaxplugin.core import formats, targets
+from jaxplugin.dot import backends, primitive, problems, rules, sides
+from jaxplugin.dropin import nn_operands, nn_scaled
 from jaxplugin.operation import choice
 from jaxplugin.stablehlo import module_calls
 

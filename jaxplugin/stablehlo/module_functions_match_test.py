@@ -5,9 +5,7 @@
 
 from absl.testing import parameterized
 
-from jaxplugin.stablehlo import module_calls
-from jaxplugin.stablehlo import module_functions
-from jaxplugin.stablehlo import modules
+from jaxplugin.stablehlo import module_calls, module_functions, modules
 
 A, B = "tensor<128x96xf8E4M3FN>", "tensor<128x4xf8E8M0FNU>"
 GLOBAL = "tensor<bf16>"

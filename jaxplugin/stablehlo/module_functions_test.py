@@ -5,8 +5,7 @@
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.stablehlo import module_calls
-from jaxplugin.stablehlo import module_functions
+from jaxplugin.stablehlo import module_calls, module_functions
 from jaxplugin.testing import written_modules
 
 array = written_modules.array

@@ -7,8 +7,7 @@ import pytest
 from absl.testing import absltest
 
 import jaxplugin as jp
-from jaxplugin.stablehlo import modules
-from jaxplugin.stablehlo import rewriter
+from jaxplugin.stablehlo import modules, rewriter
 from jaxplugin.testing import written_modules
 
 CPU = jp.named_target("cpu")

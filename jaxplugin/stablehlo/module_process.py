@@ -40,9 +40,7 @@ import signal
 import sys
 import tempfile
 import threading
-from typing import IO
-from typing import Any
-from typing import Final
+from typing import IO, Any, Final
 
 from jaxplugin.jaxext import jaxlib_private
 from jaxplugin.runtime import child_process

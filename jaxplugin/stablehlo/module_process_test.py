@@ -14,16 +14,12 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import jaxlib_private
-from jaxplugin.stablehlo import module_process
-from jaxplugin.stablehlo import modules
-from jaxplugin.testing import contract
-from jaxplugin.testing import written_modules
+from jaxplugin.jaxext import jax_private, jaxlib_private
+from jaxplugin.stablehlo import module_process, modules
+from jaxplugin.testing import contract, written_modules
 
 CPU = jp.named_target("cpu")
 dot_module = written_modules.dot_module

@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.export
@@ -31,8 +30,7 @@ from jaxlib.mlir.dialects import stablehlo
 from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
 from jaxplugin.kernels.cpu import library
-from jaxplugin.stablehlo import module_parsing
-from jaxplugin.stablehlo import module_process
+from jaxplugin.stablehlo import module_parsing, module_process
 
 TEXT: Final = "text"
 BYTECODE: Final = "bytecode"

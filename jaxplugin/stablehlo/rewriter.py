@@ -9,24 +9,22 @@ import dataclasses
 import re
 import warnings
 from collections.abc import Iterator
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func
-from jaxlib.mlir.dialects import sdy
-from jaxlib.mlir.dialects import stablehlo
+from jaxlib.mlir.dialects import func, sdy, stablehlo
 
 from jaxplugin import quantization
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, targets
 from jaxplugin.dot import backends
 from jaxplugin.operation import choice
 from jaxplugin.quantization import arguments
-from jaxplugin.stablehlo import module_calls
-from jaxplugin.stablehlo import module_functions
-from jaxplugin.stablehlo import module_parsing
-from jaxplugin.stablehlo import modules
+from jaxplugin.stablehlo import (
+  module_calls,
+  module_functions,
+  module_parsing,
+  modules,
+)
 
 # Errors of reading and lowering a call that cannot be lowered.
 _REFUSALS: Final = (TypeError, ValueError, NotImplementedError)

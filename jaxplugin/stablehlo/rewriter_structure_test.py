@@ -10,17 +10,14 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax import lax
 from jaxlib.mlir import ir
 
 import jaxplugin as jp
 from jaxplugin.jaxext import jax_private
-from jaxplugin.stablehlo import modules
-from jaxplugin.stablehlo import rewriter
-from jaxplugin.testing import contract
-from jaxplugin.testing import written_modules
+from jaxplugin.stablehlo import modules, rewriter
+from jaxplugin.testing import contract, written_modules
 
 DOT = "__op$block_scaled_dot"
 SWIZZLED_DOT = "__cudnn$blockScaledDot"

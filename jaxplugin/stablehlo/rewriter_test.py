@@ -17,8 +17,7 @@ from jaxlib.mlir import ir
 
 import jaxplugin as jp
 from jaxplugin.dot import reference
-from jaxplugin.testing import contract
-from jaxplugin.testing import written_modules
+from jaxplugin.testing import contract, written_modules
 
 DOT = "__op$block_scaled_dot"
 SWIZZLED_DOT = "__cudnn$blockScaledDot"

@@ -13,23 +13,14 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
-from typing import Generic
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, Generic
 
 import jaxlib
 import numpy as np
 
-from jaxplugin.core import decisions
-from jaxplugin.core import formats
-from jaxplugin.core import options
-from jaxplugin.core import targets
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import launching
+from jaxplugin.core import decisions, formats, options, targets
+from jaxplugin.kernels import architectures, launching
 from jaxplugin.runtime import fingerprints
 from jaxplugin.tables import records
 

@@ -13,8 +13,7 @@ import os
 import pathlib
 import stat
 from collections.abc import Iterable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 from jaxplugin.core import strict_json
 from jaxplugin.tables import records

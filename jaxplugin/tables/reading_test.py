@@ -11,10 +11,8 @@ import tempfile
 
 from absl.testing import parameterized
 
-from jaxplugin.tables import reading
-from jaxplugin.tables import records
-from jaxplugin.testing.measured import measured_tables
-from jaxplugin.testing.measured import users
+from jaxplugin.tables import reading, records
+from jaxplugin.testing.measured import measured_tables, users
 
 TABLE = measured_tables.table()
 TEXT = TABLE.to_text()

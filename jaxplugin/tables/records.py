@@ -16,10 +16,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from jaxplugin.core import decisions
 

@@ -17,21 +17,14 @@ import logging
 import os
 import pathlib
 import warnings
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 import jax
 
-from jaxplugin.core import decisions
-from jaxplugin.core import error_context
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, error_context, targets
 from jaxplugin.jaxext import jax_private
-from jaxplugin.tables import matching
-from jaxplugin.tables import reading
-from jaxplugin.tables import records
+from jaxplugin.tables import matching, reading, records
 
 # A file or a folder of tables, or OFF to use only rules.
 VARIABLE: Final = "JAXPLUGIN_TUNING"

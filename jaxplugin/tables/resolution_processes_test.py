@@ -12,8 +12,7 @@ from unittest import mock
 
 import jax
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from jaxplugin.jaxext import jax_private
 from jaxplugin.tables import resolution

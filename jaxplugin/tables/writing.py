@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from jaxplugin.core import atomic_files
-from jaxplugin.tables import reading
-from jaxplugin.tables import records
+from jaxplugin.tables import reading, records
 
 LOCK_SECONDS: Final = 60.0  # a merge takes milliseconds
 _POLL_SECONDS: Final = 0.01

@@ -16,11 +16,8 @@ import tempfile
 import pytest
 from absl.testing import absltest
 
-from jaxplugin.tables import reading
-from jaxplugin.tables import records
-from jaxplugin.tables import writing
-from jaxplugin.testing.measured import measured_tables
-from jaxplugin.testing.measured import users
+from jaxplugin.tables import reading, records, writing
+from jaxplugin.testing.measured import measured_tables, users
 
 TABLE = measured_tables.table()
 

@@ -8,11 +8,13 @@ import dataclasses
 
 import numpy as np
 
-from jaxplugin.lab.bench import devices
-from jaxplugin.lab.bench import measurement
-from jaxplugin.lab.bench import roofline
-from jaxplugin.lab.bench import timing
-from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench import (
+  devices,
+  measurement,
+  roofline,
+  timing,
+  workloads,
+)
 from jaxplugin.lab.bench.report import results
 
 CEILINGS = roofline.Ceilings(

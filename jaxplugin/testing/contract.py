@@ -17,15 +17,13 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import ml_dtypes
 import numpy as np
 
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import reference
 

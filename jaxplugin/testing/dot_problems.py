@@ -4,13 +4,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from jaxplugin.core import decisions
-from jaxplugin.core import formats
+from jaxplugin.core import decisions, formats
 from jaxplugin.dot import problems
 
 _AS_LHS: Final = object()

@@ -16,11 +16,9 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import formats, targets
 from jaxplugin.dot.backends import triton
 from jaxplugin.ragged.backends import triton as ragged_triton
 from jaxplugin.runtime import lowering

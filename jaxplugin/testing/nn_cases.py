@@ -11,8 +11,7 @@ import jaxplugin as jp
 from jaxplugin import nn
 from jaxplugin.core import formats
 from jaxplugin.dot import reference
-from jaxplugin.testing import contract
-from jaxplugin.testing import transformations
+from jaxplugin.testing import contract, transformations
 
 E4M3, E5M2, E2M1 = formats.E4M3, formats.E5M2, formats.E2M1
 E8M0 = formats.E8M0

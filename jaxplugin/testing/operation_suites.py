@@ -8,11 +8,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import ClassVar
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final
 
 import jax
 import jax.numpy as jnp

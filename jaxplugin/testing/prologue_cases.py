@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.core import blocking
-from jaxplugin.core import formats
-from jaxplugin.quantization import prologues
-from jaxplugin.quantization import quantize_primitive
+from jaxplugin.core import blocking, formats
+from jaxplugin.quantization import prologues, quantize_primitive
 
 Prologue = prologues.Prologue
 SHAPE = (2, 64, 96)

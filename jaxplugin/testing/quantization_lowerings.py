@@ -11,14 +11,12 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from jaxplugin import quantization
 from jaxplugin.core import targets
 from jaxplugin.quantization.backends import triton
-from jaxplugin.runtime import lowering
-from jaxplugin.runtime import triton_library
+from jaxplugin.runtime import lowering, triton_library
 from jaxplugin.testing import contract
 
 # A CPU without kernels: operations serve.

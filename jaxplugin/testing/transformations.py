@@ -9,8 +9,7 @@ tests compare bits. `dots_of` finds the dots within a jaxpr.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import numpy as np

@@ -9,8 +9,7 @@ code under test.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import ml_dtypes

@@ -6,22 +6,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from jaxplugin.core import error_context
-from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext import explicit_axes, jax_private
 from jaxplugin.quantization import arguments
 from jaxplugin.training import settings
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +21,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from jaxplugin import dot
-from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import linear_calls
+from jaxplugin.jaxext import explicit_axes, linear_calls
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.quantization import prologues
 

@@ -14,10 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.core import targets
-from jaxplugin.quantization import prologues
-from jaxplugin.quantization import quantize_primitive
-from jaxplugin.testing import prologue_cases
-from jaxplugin.testing import quantization_lowerings
+from jaxplugin.quantization import prologues, quantize_primitive
+from jaxplugin.testing import prologue_cases, quantization_lowerings
 from jaxplugin.training import activation_gradients
 
 GATED = [p for p in prologue_cases.CASES if not p.is_norm]

@@ -6,29 +6,26 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from jaxplugin import dot
-from jaxplugin import quantization
+from jaxplugin import dot, quantization
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
-from jaxplugin.dot import backends
-from jaxplugin.dot import rules
-from jaxplugin.dot import sides
+from jaxplugin.core import error_context, formats
+from jaxplugin.dot import backends, rules, sides
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.quantization import arguments
-from jaxplugin.training import gradients
-from jaxplugin.training import products
-from jaxplugin.training import quantized_operand
-from jaxplugin.training import recipes
-from jaxplugin.training import settings
+from jaxplugin.training import (
+  gradients,
+  products,
+  quantized_operand,
+  recipes,
+  settings,
+)
 
 
 class _NotGiven(enum.Enum):

@@ -22,8 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 from jax import lax

@@ -14,9 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
-from typing import ClassVar
-from typing import Final
+from typing import Any, ClassVar, Final
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +22,11 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.sharding import NamedSharding
 
-from jaxplugin import dot
-from jaxplugin import quantization
+from jaxplugin import dot, quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.dot import sides
-from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import linear_calls
-from jaxplugin.training import activation_gradients
-from jaxplugin.training import products
-from jaxplugin.training import settings
+from jaxplugin.jaxext import jax_private, linear_calls
+from jaxplugin.training import activation_gradients, products, settings
 
 # Names of quantized residuals, for policies of `jax.checkpoint`.
 KEPT_NAMES: Final = {

@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
+from absl.testing import absltest, parameterized
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp

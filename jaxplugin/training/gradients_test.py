@@ -18,8 +18,7 @@ import jaxplugin as jp
 from jaxplugin import quantization
 from jaxplugin.core import blocking
 from jaxplugin.dot import reference
-from jaxplugin.testing import quantization_lowerings
-from jaxplugin.testing import transformations
+from jaxplugin.testing import quantization_lowerings, transformations
 from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.oracles import gradients_oracle
 from jaxplugin.testing.oracles import gradients_oracle as testing

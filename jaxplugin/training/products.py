@@ -12,33 +12,26 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Literal
-from typing import NamedTuple
-from typing import Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import ad_checkpoint
-from jax import lax
+from jax import ad_checkpoint, lax
 from jax.sharding import NamedSharding
 
-from jaxplugin import dot
-from jaxplugin import quantization
+from jaxplugin import dot, quantization
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import blocking
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
+from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.dot import sides
-from jaxplugin.jaxext import mesh_axes
-from jaxplugin.jaxext import tangents
-from jaxplugin.quantization import arguments
-from jaxplugin.quantization import hadamard
-from jaxplugin.quantization import operands
-from jaxplugin.quantization import problems
-from jaxplugin.quantization import prologues
+from jaxplugin.jaxext import mesh_axes, tangents
+from jaxplugin.quantization import (
+  arguments,
+  hadamard,
+  operands,
+  problems,
+  prologues,
+)
 from jaxplugin.training import recipes
 
 Side = Literal["lhs", "rhs"]

@@ -11,28 +11,18 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Literal
-from typing import NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import ad_checkpoint
-from jax import lax
+from jax import ad_checkpoint, lax
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
-from jaxplugin.dot import arguments
-from jaxplugin.dot import sides
-from jaxplugin.quantization import operands
-from jaxplugin.quantization import prologues
-from jaxplugin.training import gradients
-from jaxplugin.training import products
-from jaxplugin.training import recipes
-from jaxplugin.training import settings
+from jaxplugin.core import error_context, formats
+from jaxplugin.dot import arguments, sides
+from jaxplugin.quantization import operands, prologues
+from jaxplugin.training import gradients, products, recipes, settings
 
 WHO: Final = "quantize_operand"
 

@@ -10,36 +10,28 @@ separate blocks (`groups.align`).
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import ClassVar
-from typing import Final
+from typing import Any, ClassVar, Final
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxplugin import dot
-from jaxplugin.core import error_context
-from jaxplugin.core import extents
-from jaxplugin.core import formats
+from jaxplugin.core import error_context, extents, formats
 from jaxplugin.dot import arguments as dot_arguments
-from jaxplugin.dot import derivatives
+from jaxplugin.dot import derivatives, sides
 from jaxplugin.dot import rules as dot_rules
-from jaxplugin.dot import sides
 from jaxplugin.operation import choice
 from jaxplugin.ragged import api as ragged_api
-from jaxplugin.ragged import backends
-from jaxplugin.ragged import calls
-from jaxplugin.ragged import general
-from jaxplugin.ragged import groups
-from jaxplugin.ragged import primitive
-from jaxplugin.ragged import rules
+from jaxplugin.ragged import backends, calls, general, groups, primitive, rules
 from jaxplugin.ragged import sharding as sharding_lib
-from jaxplugin.training import gradients
-from jaxplugin.training import products
-from jaxplugin.training import quantized_operand
-from jaxplugin.training import recipes
-from jaxplugin.training import settings
+from jaxplugin.training import (
+  gradients,
+  products,
+  quantized_operand,
+  recipes,
+  settings,
+)
 
 WHO: Final = "ragged_dot_general"
 OTHER_LAYOUT: Final = "the matmul needs its dimensions in another order"

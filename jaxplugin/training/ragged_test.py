@@ -15,8 +15,7 @@ from jax.sharding import PartitionSpec as P
 import jaxplugin as jp
 from jaxplugin.testing import quantization_lowerings
 from jaxplugin.testing.meshes import explicit
-from jaxplugin.testing.oracles import gradients_oracle
-from jaxplugin.testing.oracles import recipes_oracle
+from jaxplugin.testing.oracles import gradients_oracle, recipes_oracle
 
 training = jp.training
 _M, _N, _K, _GROUPS = 70, 64, 96, 4

@@ -14,14 +14,11 @@ A layer multiplies activations by weights. Training has three matmuls of it:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 from jaxplugin import quantization
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
-from jaxplugin.quantization import arguments
-from jaxplugin.quantization import hadamard
+from jaxplugin.core import error_context, formats
+from jaxplugin.quantization import arguments, hadamard
 
 _PRODUCTS: Final = ("dgrad", "wgrad")
 

@@ -13,13 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin.testing.meshes import explicit
-from jaxplugin.testing.oracles import gradients_oracle
-from jaxplugin.testing.oracles import recipes_oracle
+from jaxplugin.testing.oracles import gradients_oracle, recipes_oracle
 
 training = jp.training
 MATMUL = (((1,), (0,)), ((), ()))

@@ -5,19 +5,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import ClassVar
-from typing import Final
+from typing import Any, ClassVar, Final
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from jaxplugin.dot import derivatives
-from jaxplugin.dot import reference
-from jaxplugin.dot import sides
-from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import mesh_axes
+from jaxplugin.dot import derivatives, reference, sides
+from jaxplugin.jaxext import explicit_axes, mesh_axes
 from jaxplugin.quantization import arguments
 from jaxplugin.training import products
 

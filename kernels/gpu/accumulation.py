@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from jaxplugin.kernels.gpu import decode
-from jaxplugin.kernels.gpu import tiles
+from jaxplugin.kernels.gpu import decode, tiles
 
 
 @triton.jit

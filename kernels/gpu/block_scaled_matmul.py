@@ -29,10 +29,7 @@ from typing import Final
 
 import triton
 import triton.language as tl
-from jaxplugin.kernels.gpu import accumulation
-from jaxplugin.kernels.gpu import epilogues
-from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.gpu import tiles
+from jaxplugin.kernels.gpu import accumulation, epilogues, matmul_plans, tiles
 
 
 @triton.jit(repr=matmul_plans.kernel_name_of("matmul"))

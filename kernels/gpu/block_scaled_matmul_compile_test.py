@@ -19,19 +19,18 @@ import sys
 import pytest
 import triton
 import triton.language as tl
-from absl.testing import absltest
-from absl.testing import parameterized
-from jaxplugin.kernels.gpu import block_scaled_matmul
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import constraints
-from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.gpu import tiles_by_rule
+from absl.testing import absltest, parameterized
+from jaxplugin.kernels.gpu import (
+  block_scaled_matmul,
+  configs,
+  constraints,
+  matmul_plans,
+  tiles_by_rule,
+)
 
 from jaxplugin.kernels import architectures
-from jaxplugin.lab.inspection import compile
-from jaxplugin.lab.inspection import machine_code
-from jaxplugin.testing.kernels import machine_claims
-from jaxplugin.testing.kernels import matmul_shapes
+from jaxplugin.lab.inspection import compile, machine_code
+from jaxplugin.testing.kernels import machine_claims, matmul_shapes
 
 pytestmark = pytest.mark.lab
 

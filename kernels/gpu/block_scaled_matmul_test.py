@@ -13,8 +13,7 @@ from jaxplugin.kernels.gpu import configs
 
 from jaxplugin.core import formats
 from jaxplugin.testing import contract
-from jaxplugin.testing.kernels import gpu_operands
-from jaxplugin.testing.kernels import matmul_shapes
+from jaxplugin.testing.kernels import gpu_operands, matmul_shapes
 
 BLOCK_FORMATS = ("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4")
 PLAIN = tuple(configs.PLAIN_BYTES)

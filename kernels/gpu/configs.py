@@ -10,11 +10,9 @@ Triton.
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
-from typing import Literal
+from typing import Final, Literal
 
-from jaxplugin.kernels import constants
-from jaxplugin.kernels import formats
+from jaxplugin.kernels import constants, formats
 
 Path = Literal["upcast", "native", "small_m", "fp8", "int8"]
 PATHS: Final = ("upcast", "native", "small_m", "fp8", "int8")

@@ -6,9 +6,7 @@ import dataclasses
 import itertools
 
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import block_scaled_matmul
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import matmul_plans
+from jaxplugin.kernels.gpu import block_scaled_matmul, configs, matmul_plans
 
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import matmul_plans
+from jaxplugin.kernels.gpu import configs, matmul_plans
 
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import descriptors
-from jaxplugin.kernels import formats
+from jaxplugin.kernels import architectures, descriptors, formats
 
 Architecture = architectures.Architecture
 MatmulConfig = configs.MatmulConfig

@@ -8,15 +8,15 @@ import re
 
 import pytest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import block_scaled_matmul
-from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.gpu import tiles_by_rule
+from jaxplugin.kernels.gpu import (
+  block_scaled_matmul,
+  matmul_plans,
+  tiles_by_rule,
+)
 
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import launching
+from jaxplugin.kernels import architectures, launching
 from jaxplugin.lab.inspection import compile
-from jaxplugin.testing.kernels import assembling
-from jaxplugin.testing.kernels import matmul_shapes
+from jaxplugin.testing.kernels import assembling, matmul_shapes
 
 NEW = architectures.E2M1_CONVERSION_PTXAS
 # ptxas assembles each `cvt.rn.bf16x2.e2m1x2` to one such instruction.

@@ -10,8 +10,7 @@ import pytest
 import triton
 import triton.language as tl
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import decode
+from jaxplugin.kernels.gpu import configs, decode
 
 from jaxplugin.core import formats
 from jaxplugin.testing.interpreter import interpret

@@ -16,8 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from jaxplugin.kernels.gpu import tiles
-from jaxplugin.kernels.gpu.quantization import global_scales
-from jaxplugin.kernels.gpu.quantization import quantize
+from jaxplugin.kernels.gpu.quantization import global_scales, quantize
 
 # Bits of an f32. An exponent "in place" is one times 2^23.
 _MAGNITUDE_MASK = tl.constexpr(0x7FFFFFFF)

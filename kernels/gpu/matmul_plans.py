@@ -12,16 +12,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
-from typing import Final
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from jaxplugin.kernels.gpu import configs
 
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import descriptors
-from jaxplugin.kernels import formats
-from jaxplugin.kernels import launching
+from jaxplugin.kernels import architectures, descriptors, formats, launching
 
 REDUCE_WARPS: Final = 4
 _REDUCE_THREADS: Final = 32 * REDUCE_WARPS

@@ -5,8 +5,7 @@
 import dataclasses
 
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import matmul_plans
+from jaxplugin.kernels.gpu import configs, matmul_plans
 
 from jaxplugin.kernels import architectures
 from jaxplugin.testing.kernels import matmul_shapes

@@ -11,13 +11,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Final
 
-from jaxplugin.kernels.gpu.quantization import quantize_config
-from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.kernels.gpu.quantization import quantize_config, quantize_plans
 
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import constants
-from jaxplugin.kernels import formats
-from jaxplugin.kernels import launching
+from jaxplugin.kernels import architectures, constants, formats, launching
 
 # A row of FP8 then has a whole sector of memory.
 _COLUMNS_OF_PART: Final = 32

@@ -11,18 +11,22 @@ import dataclasses
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import block_scaled_matmul
-from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.gpu import quantized_plans
+from jaxplugin.kernels.gpu import (
+  block_scaled_matmul,
+  matmul_plans,
+  quantized_plans,
+)
 from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.ragged import plans as ragged_plans
 from jaxplugin.kernels.gpu.ragged import ragged_matmul
 
 from jaxplugin.kernels import architectures
 from jaxplugin.testing.interpreter import interpret
-from jaxplugin.testing.kernels import gpu_operands
-from jaxplugin.testing.kernels import matmul_shapes
-from jaxplugin.testing.kernels import quantize_cases
+from jaxplugin.testing.kernels import (
+  gpu_operands,
+  matmul_shapes,
+  quantize_cases,
+)
 
 setUpModule = interpret.skip_unless_supported
 

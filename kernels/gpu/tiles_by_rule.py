@@ -13,11 +13,9 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import constraints
+from jaxplugin.kernels.gpu import configs, constraints
 
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import toolkits
+from jaxplugin.kernels import architectures, toolkits
 
 Architecture = architectures.Architecture
 MatmulConfig = configs.MatmulConfig

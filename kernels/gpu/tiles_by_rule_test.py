@@ -7,12 +7,9 @@ import itertools
 from unittest import mock
 
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import constraints
-from jaxplugin.kernels.gpu import tiles_by_rule
+from jaxplugin.kernels.gpu import configs, constraints, tiles_by_rule
 
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import toolkits
+from jaxplugin.kernels import architectures, toolkits
 from jaxplugin.testing.kernels import matmul_shapes
 
 CONFIG = matmul_shapes.CONFIG

@@ -14,12 +14,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import block_scaled_matmul
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import matmul_plans
+from jaxplugin.kernels.gpu import block_scaled_matmul, configs, matmul_plans
 
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import formats
+from jaxplugin.kernels import architectures, formats
 from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.kernels import matmul_shapes
 

@@ -11,18 +11,17 @@ import re
 
 import pytest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import block_scaled_matmul
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.gpu import tiles_by_rule
-from jaxplugin.kernels.gpu.ragged import plans
-from jaxplugin.kernels.gpu.ragged import ragged_matmul
+from jaxplugin.kernels.gpu import (
+  block_scaled_matmul,
+  configs,
+  matmul_plans,
+  tiles_by_rule,
+)
+from jaxplugin.kernels.gpu.ragged import plans, ragged_matmul
 
 from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import compile
-from jaxplugin.testing.kernels import assembling
-from jaxplugin.testing.kernels import matmul_shapes
-from jaxplugin.testing.kernels import wgmma_hazards
+from jaxplugin.testing.kernels import assembling, matmul_shapes, wgmma_hazards
 
 pytestmark = pytest.mark.lab
 

@@ -14,32 +14,27 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import layouts as layouts_lib
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import assembly
-from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import layouts
-from jaxplugin.checkpoints import loading
+from jaxplugin.checkpoints import (
+  assembly,
+  errors,
+  layouts,
+  loading,
+  numbers,
+  recognition,
+  records,
+  safetensors_files,
+  stored,
+)
 from jaxplugin.checkpoints import names as naming
-from jaxplugin.checkpoints import numbers
-from jaxplugin.checkpoints import recognition
-from jaxplugin.checkpoints import records
-from jaxplugin.checkpoints import safetensors_files
-from jaxplugin.checkpoints import stored
-from jaxplugin.checkpoints.writing import selection
-from jaxplugin.checkpoints.writing import sources
-from jaxplugin.checkpoints.writing import staging
-from jaxplugin.checkpoints.writing import weights
+from jaxplugin.checkpoints.writing import selection, sources, staging, weights
 from jaxplugin.core import formats
 from jaxplugin.printing import console
 from jaxplugin.printing import progress as printing

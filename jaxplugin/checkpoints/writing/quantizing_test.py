@@ -22,8 +22,7 @@ import jaxplugin as jp
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints.writing import staging
 from jaxplugin.testing import checkpoint_files as files
-from jaxplugin.testing import command_lines
-from jaxplugin.testing import contract
+from jaxplugin.testing import command_lines, contract
 
 D = 64
 ERROR = jp.checkpoints.CheckpointError

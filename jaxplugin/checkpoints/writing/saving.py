@@ -8,28 +8,22 @@ import os
 import pathlib
 import secrets
 import warnings
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import numpy as np
 
-from jaxplugin.arrays import quantized_weight
-from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import layouts
-from jaxplugin.checkpoints import loading
-from jaxplugin.checkpoints import records
-from jaxplugin.checkpoints import safetensors_files
-from jaxplugin.checkpoints import stored
-from jaxplugin.checkpoints.writing import selection
-from jaxplugin.checkpoints.writing import sources
-from jaxplugin.checkpoints.writing import staging
-from jaxplugin.checkpoints.writing import weights
+from jaxplugin.arrays import quantized_weight, scaled_array
+from jaxplugin.checkpoints import (
+  errors,
+  layouts,
+  loading,
+  records,
+  safetensors_files,
+  stored,
+)
+from jaxplugin.checkpoints.writing import selection, sources, staging, weights
 from jaxplugin.core import error_context
 from jaxplugin.printing import progress as printing
 

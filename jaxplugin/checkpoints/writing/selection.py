@@ -14,17 +14,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import jax
 
-from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import errors, records, stored
 from jaxplugin.checkpoints import names as naming
-from jaxplugin.checkpoints import records
-from jaxplugin.checkpoints import stored
 from jaxplugin.checkpoints.writing import weights
 from jaxplugin.core import formats
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import loading
-from jaxplugin.checkpoints import recognition
-from jaxplugin.checkpoints import safetensors_files
-from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints import (
+  errors,
+  loading,
+  recognition,
+  safetensors_files,
+  stored,
+)
 
 CONFIG: Final = "config.json"
 QUANTIZATION: Final = "quantization_config"

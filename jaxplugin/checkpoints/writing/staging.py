@@ -16,23 +16,15 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import numpy as np
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import errors
-from jaxplugin.checkpoints import records
-from jaxplugin.checkpoints import safetensors_files
-from jaxplugin.checkpoints import stored
-from jaxplugin.checkpoints.writing import selection
-from jaxplugin.checkpoints.writing import sources
+from jaxplugin.checkpoints import errors, records, safetensors_files, stored
+from jaxplugin.checkpoints.writing import selection, sources
 from jaxplugin.core import atomic_files
 
 _TASK: Final = ".jaxplugin-quantize.json"

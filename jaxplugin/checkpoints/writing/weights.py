@@ -12,22 +12,16 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Iterable
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import assembly
-from jaxplugin.checkpoints import layouts
+from jaxplugin.checkpoints import assembly, layouts, numbers, records, stored
 from jaxplugin.checkpoints import names as naming
-from jaxplugin.checkpoints import numbers
-from jaxplugin.checkpoints import records
-from jaxplugin.checkpoints import stored
 from jaxplugin.core import formats
 from jaxplugin.quantization import api
 

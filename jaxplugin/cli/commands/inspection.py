@@ -11,11 +11,8 @@ from typing import Final
 import jax
 
 from jaxplugin import repro
-from jaxplugin.cli import arguments
-from jaxplugin.cli import dots
-from jaxplugin.cli import files
-from jaxplugin.explanation import diagnostics
-from jaxplugin.explanation import information
+from jaxplugin.cli import arguments, dots, files
+from jaxplugin.explanation import diagnostics, information
 from jaxplugin.repro import replaying
 
 _REFUSED: Final = 1

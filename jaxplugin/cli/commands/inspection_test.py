@@ -7,8 +7,7 @@ import json
 from absl.testing import parameterized
 
 from jaxplugin.core import formats
-from jaxplugin.testing import command_lines
-from jaxplugin.testing import written_modules
+from jaxplugin.testing import command_lines, written_modules
 
 B200 = ("--target", "b200", "--cudnn", "9.12")
 DOT = "--lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32"

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from jaxplugin import quantization
-from jaxplugin.cli import arguments
-from jaxplugin.cli import files
+from jaxplugin.cli import arguments, files
 from jaxplugin.core import targets
 from jaxplugin.printing import console
-from jaxplugin.stablehlo import modules
-from jaxplugin.stablehlo import rewriter
+from jaxplugin.stablehlo import modules, rewriter
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:

@@ -16,8 +16,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.stablehlo import modules
-from jaxplugin.testing import command_lines
-from jaxplugin.testing import written_modules
+from jaxplugin.testing import command_lines, written_modules
 
 B200 = ("--target", "b200", "--cudnn", "9.12")
 CPU = ("--target", "cpu")

@@ -12,32 +12,18 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 
-from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import layouts
-from jaxplugin.core import decisions
-from jaxplugin.core import error_context
-from jaxplugin.core import targets
-from jaxplugin.dot import calls
-from jaxplugin.dot import epilogue
-from jaxplugin.dot import problems
-from jaxplugin.dot import sides
-from jaxplugin.dot import views
-from jaxplugin.dot.backends import cpu
-from jaxplugin.dot.backends import cudnn
-from jaxplugin.dot.backends import modelled
-from jaxplugin.dot.backends import triton
-from jaxplugin.dot.backends import xla
+from jaxplugin.arrays import interleaving, layouts
+from jaxplugin.core import decisions, error_context, targets
+from jaxplugin.dot import calls, epilogue, problems, sides, views
+from jaxplugin.dot.backends import cpu, cudnn, modelled, triton, xla
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.operation import choice
-from jaxplugin.plugins import discovery
-from jaxplugin.plugins import registry
-from jaxplugin.tables import matching
-from jaxplugin.tables import resolution
+from jaxplugin.plugins import discovery, registry
+from jaxplugin.tables import matching, resolution
 
 Backend = decisions.BackendRecord[problems.DotProblem]
 

@@ -10,20 +10,16 @@ import functools
 import itertools
 import socket
 import subprocess
-from typing import Any
-from typing import Final
+from typing import Any, Final
 from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import decisions
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, formats, targets
 from jaxplugin.dot import backends
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.testing import dot_problems

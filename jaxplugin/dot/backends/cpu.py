@@ -12,22 +12,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.ffi
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.core import decisions
-from jaxplugin.core import extents
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import calls
-from jaxplugin.dot import epilogue
-from jaxplugin.dot import problems
-from jaxplugin.dot import sides
+from jaxplugin.core import decisions, extents, formats, targets
+from jaxplugin.dot import calls, epilogue, problems, sides
 from jaxplugin.dot.backends import cpu_configs
 from jaxplugin.operation import choice
 from jaxplugin.quantization import problems as quantization_problems

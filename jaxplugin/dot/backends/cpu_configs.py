@@ -10,15 +10,11 @@ changes only which engine computes the sums, and in which order.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from jaxplugin.core import decisions
-from jaxplugin.core import error_context
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, error_context, formats, targets
 from jaxplugin.dot import problems
 from jaxplugin.runtime import cpu_library
 

@@ -7,23 +7,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import zlib
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import formats, targets
 from jaxplugin.dot import backends
-from jaxplugin.dot.backends import cpu
-from jaxplugin.dot.backends import cpu_configs
+from jaxplugin.dot.backends import cpu, cpu_configs
 from jaxplugin.runtime import cpu_library
 from jaxplugin.tables import records
 from jaxplugin.testing import dot_problems

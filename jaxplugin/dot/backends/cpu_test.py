@@ -18,21 +18,16 @@ import jax.ffi
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import formats, targets
 from jaxplugin.dot import backends
-from jaxplugin.dot.backends import cpu
-from jaxplugin.dot.backends import cpu_configs
+from jaxplugin.dot.backends import cpu, cpu_configs
 from jaxplugin.kernels.cpu import library
 from jaxplugin.tables import resolution
-from jaxplugin.testing import contract
-from jaxplugin.testing import dot_problems
-from jaxplugin.testing.dot_suite import dot_rows
-from jaxplugin.testing.dot_suite import suite
+from jaxplugin.testing import contract, dot_problems
+from jaxplugin.testing.dot_suite import dot_rows, suite
 
 pytestmark = pytest.mark.smoke
 

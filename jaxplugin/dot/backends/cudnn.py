@@ -35,15 +35,8 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import decisions
-from jaxplugin.core import extents
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import calls
-from jaxplugin.dot import epilogue
-from jaxplugin.dot import problems
-from jaxplugin.dot import reference
-from jaxplugin.dot import sides
+from jaxplugin.core import decisions, extents, formats, targets
+from jaxplugin.dot import calls, epilogue, problems, reference, sides
 from jaxplugin.quantization import quantize_primitive
 
 DOT_TARGET: Final = "__op$block_scaled_dot"

@@ -13,12 +13,9 @@ from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.core import targets
-from jaxplugin.dot.backends import cudnn
-from jaxplugin.dot.backends import triton
-from jaxplugin.testing import contract
-from jaxplugin.testing import dot_problems
-from jaxplugin.testing.dot_suite import dot_rows
-from jaxplugin.testing.dot_suite import suite
+from jaxplugin.dot.backends import cudnn, triton
+from jaxplugin.testing import contract, dot_problems
+from jaxplugin.testing.dot_suite import dot_rows, suite
 
 REFUSALS = (  # of problems; anything else that is refused is a failure
   "supports mxfp8 pairs",

@@ -28,8 +28,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp

@@ -28,9 +28,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from jaxplugin.core import decisions
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, formats, targets
 from jaxplugin.dot import problems
 from jaxplugin.kernels import formats as kernel_formats
 

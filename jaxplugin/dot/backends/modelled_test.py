@@ -9,8 +9,7 @@ from unittest import mock
 import numpy as np
 from absl.testing import parameterized
 
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import formats, targets
 from jaxplugin.dot import backends
 from jaxplugin.dot.backends import modelled
 from jaxplugin.plugins import registry

@@ -16,11 +16,9 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin import cutile
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import formats, targets
 from jaxplugin.dot import backends
-from jaxplugin.dot.backends import cpu
-from jaxplugin.dot.backends import cudnn
+from jaxplugin.dot.backends import cpu, cudnn
 from jaxplugin.kernels.gpu.cutile import assembler
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import installed

@@ -17,24 +17,16 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import problems
+from jaxplugin.core import formats, targets
+from jaxplugin.dot import backends, problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.runtime import triton_library
-from jaxplugin.tables import matching
-from jaxplugin.tables import reading
-from jaxplugin.tables import records
-from jaxplugin.tables import resolution
-from jaxplugin.tables import writing
+from jaxplugin.tables import matching, reading, records, resolution, writing
 from jaxplugin.testing import dot_problems
-from jaxplugin.testing.measured import dot_tables
-from jaxplugin.testing.measured import packaged
+from jaxplugin.testing.measured import dot_tables, packaged
 from jaxplugin.testing.meshes import explicit
 
 H200 = dot_tables.H200

@@ -14,35 +14,27 @@ import dataclasses
 import functools
 import importlib
 import math
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import layouts
-from jaxplugin.core import decisions
-from jaxplugin.core import extents
-from jaxplugin.core import formats
+from jaxplugin.arrays import interleaving, layouts
+from jaxplugin.core import decisions, extents, formats, targets
 from jaxplugin.core import options as options_lib
-from jaxplugin.core import targets
-from jaxplugin.dot import calls
-from jaxplugin.dot import epilogue
-from jaxplugin.dot import problems
-from jaxplugin.dot import sides
+from jaxplugin.dot import calls, epilogue, problems, sides
 from jaxplugin.kernels import formats as kernel_formats
 from jaxplugin.kernels import launching
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import constraints
-from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.gpu import quantized_plans
-from jaxplugin.kernels.gpu import tiles_by_rule
+from jaxplugin.kernels.gpu import (
+  configs,
+  constraints,
+  matmul_plans,
+  quantized_plans,
+  tiles_by_rule,
+)
 from jaxplugin.operation import choice
 from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.quantization.backends import triton as quantize_triton

@@ -17,17 +17,14 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import formats, targets
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.runtime import triton_library
-from jaxplugin.testing import dot_problems
-from jaxplugin.testing import installed
+from jaxplugin.testing import dot_problems, installed
 
 # No workspace of partial sums has the size of an operand.
 M, N, K = 512, 704, 1664

@@ -10,16 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.dot import primitive
 from jaxplugin.lab.compilation import deviceless
-from jaxplugin.testing import installed
-from jaxplugin.testing import interpreted
+from jaxplugin.testing import installed, interpreted
 
 H200 = targets.named_target("h200")
 B200 = targets.named_target("b200", cudnn="9.13")

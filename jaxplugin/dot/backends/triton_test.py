@@ -18,25 +18,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin.arrays import layouts
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import calls
-from jaxplugin.dot import reference
-from jaxplugin.dot import sides
+from jaxplugin.core import formats, targets
+from jaxplugin.dot import backends, calls, reference, sides
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.runtime import triton_library
-from jaxplugin.testing import contract
-from jaxplugin.testing import dot_problems
-from jaxplugin.testing import interpreted
-from jaxplugin.testing.dot_suite import dot_rows
-from jaxplugin.testing.dot_suite import suite
+from jaxplugin.testing import contract, dot_problems, interpreted
+from jaxplugin.testing.dot_suite import dot_rows, suite
 
 E8M0, E4M3, E5M2, E2M1 = formats.E8M0, formats.E4M3, formats.E5M2, formats.E2M1
 INT8, INT4 = formats.INT8, formats.INT4

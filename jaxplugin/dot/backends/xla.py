@@ -10,21 +10,15 @@ of a code and an f32 scale factor would need an f32 matmul.
 from __future__ import annotations
 
 import functools
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import decisions
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import calls
-from jaxplugin.dot import epilogue
-from jaxplugin.dot import problems
-from jaxplugin.dot import sides
+from jaxplugin.core import decisions, formats, targets
+from jaxplugin.dot import calls, epilogue, problems, sides
 from jaxplugin.operation import choice
 
 

@@ -9,8 +9,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import targets
-from jaxplugin.dot import calls
-from jaxplugin.dot import sides
+from jaxplugin.dot import calls, sides
 from jaxplugin.dot.backends import xla
 
 

@@ -16,20 +16,11 @@ import dataclasses
 import functools
 import importlib
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
-from jax._src import api_util
-from jax._src import core
-from jax._src import linear_util
-from jax._src import source_info_util
-from jax._src.interpreters import ad
-from jax._src.interpreters import batching
-from jax._src.interpreters import partial_eval
+from jax._src import api_util, core, linear_util, source_info_util
+from jax._src.interpreters import ad, batching, partial_eval
 from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
 from jax.extend import core as extend_core
 

@@ -8,13 +8,10 @@ The module uses JAX's private modules, like `jax_private`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from jax._src import core
-from jax._src import linear_util
+from jax._src import core, linear_util
 from jax._src.interpreters import partial_eval
 from jax.extend import core as extend_core
 

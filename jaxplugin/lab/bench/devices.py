@@ -10,8 +10,7 @@ import os
 import pathlib
 import platform
 import subprocess
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 

@@ -6,8 +6,7 @@ import pathlib
 import tempfile
 
 import jax
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import targets

@@ -22,18 +22,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxplugin.lab.bench.peers import operand_sets
-from jaxplugin.lab.bench.peers import variants
+from jaxplugin.lab.bench.peers import operand_sets, variants
 
 Mode = Literal["call", "step"]
 

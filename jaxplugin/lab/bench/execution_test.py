@@ -9,13 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from jaxplugin.core import targets
 from jaxplugin.lab.bench import execution
-from jaxplugin.lab.bench.peers import dot_variants
-from jaxplugin.lab.bench.peers import variants
+from jaxplugin.lab.bench.peers import dot_variants, variants
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.testing import bench_results
 

@@ -8,27 +8,28 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 
-from jaxplugin.lab.bench import devices
-from jaxplugin.lab.bench import execution
-from jaxplugin.lab.bench import roofline
-from jaxplugin.lab.bench import timing
-from jaxplugin.lab.bench import training_step
-from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench import (
+  devices,
+  execution,
+  roofline,
+  timing,
+  training_step,
+  workloads,
+)
 from jaxplugin.lab.bench.libraries import processes
-from jaxplugin.lab.bench.peers import codec_variants
-from jaxplugin.lab.bench.peers import decoder_variants
-from jaxplugin.lab.bench.peers import dot_variants
-from jaxplugin.lab.bench.peers import expert_variants
-from jaxplugin.lab.bench.peers import variants
-from jaxplugin.lab.bench.peers import verification
+from jaxplugin.lab.bench.peers import (
+  codec_variants,
+  decoder_variants,
+  dot_variants,
+  expert_variants,
+  variants,
+  verification,
+)
 from jaxplugin.lab.bench.report import results
 from jaxplugin.printing import progress
 

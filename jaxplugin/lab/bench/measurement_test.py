@@ -7,14 +7,10 @@ import time
 
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
-from jaxplugin.lab.bench import execution
-from jaxplugin.lab.bench import measurement
-from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.bench.peers import variants
-from jaxplugin.lab.bench.peers import verification
+from jaxplugin.lab.bench import execution, measurement, workloads
+from jaxplugin.lab.bench.peers import variants, verification
 from jaxplugin.lab.bench.report import results
 from jaxplugin.testing import bench_results
 

@@ -36,10 +36,8 @@ import dataclasses
 import functools
 import mmap
 import os
-from collections.abc import Callable
-from collections.abc import Collection
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Collection
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -47,9 +45,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.core import targets
-from jaxplugin.lab.bench import devices
-from jaxplugin.lab.bench import execution
-from jaxplugin.lab.bench import timing
+from jaxplugin.lab.bench import devices, execution, timing
 from jaxplugin.lab.bench.peers import variants
 
 NAMES: Final = ("read", "copy", "warm", "fresh", "bf16", "f32")

@@ -6,11 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
-from jaxplugin.lab.bench import devices
-from jaxplugin.lab.bench import roofline
+from jaxplugin.lab.bench import devices, roofline
 from jaxplugin.testing import bench_results
 
 CPU = dataclasses.replace(

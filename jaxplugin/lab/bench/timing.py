@@ -7,9 +7,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +24,7 @@ from jax import lax
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.bench.peers import variants
-from jaxplugin.lab.bench.peers import verification
+from jaxplugin.lab.bench.peers import variants, verification
 from jaxplugin.rewriting import quantized_dots
 from jaxplugin.training import recipes
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 

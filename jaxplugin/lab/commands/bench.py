@@ -8,24 +8,17 @@ import argparse
 import os
 import sys
 import time
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import numpy as np
 
-from jaxplugin.cli import arguments
-from jaxplugin.cli import files
+from jaxplugin.cli import arguments, files
 from jaxplugin.dot import backends
-from jaxplugin.lab.bench import devices
-from jaxplugin.lab.bench import measurement
-from jaxplugin.lab.bench import roofline
-from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench import devices, measurement, roofline, workloads
 from jaxplugin.lab.bench.libraries import processes
-from jaxplugin.lab.bench.peers import dot_variants
-from jaxplugin.lab.bench.peers import variants
-from jaxplugin.lab.bench.report import results
-from jaxplugin.lab.bench.report import table
+from jaxplugin.lab.bench.peers import dot_variants, variants
+from jaxplugin.lab.bench.report import results, table
 from jaxplugin.printing import console
 
 _DEFAULT_SHAPES: Final = {"cpu": "cpu-table", "gpu": "gpu-table"}

@@ -9,23 +9,20 @@ import sys
 
 import jax
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
-from jaxplugin.lab.bench import devices
-from jaxplugin.lab.bench import execution
-from jaxplugin.lab.bench import measurement
-from jaxplugin.lab.bench import roofline
-from jaxplugin.lab.bench import timing
-from jaxplugin.lab.bench import training_step
-from jaxplugin.lab.bench.peers import codec_variants
-from jaxplugin.lab.bench.peers import dot_variants
-from jaxplugin.lab.bench.peers import verification
-from jaxplugin.lab.bench.report import results
-from jaxplugin.lab.bench.report import table
-from jaxplugin.testing import bench_results
-from jaxplugin.testing import command_lines
+from jaxplugin.lab.bench import (
+  devices,
+  execution,
+  measurement,
+  roofline,
+  timing,
+  training_step,
+)
+from jaxplugin.lab.bench.peers import codec_variants, dot_variants, verification
+from jaxplugin.lab.bench.report import results, table
+from jaxplugin.testing import bench_results, command_lines
 
 OPTIONAL = ("matplotlib", "rich", "torch")
 # Timed beside rows that read, on CPUs.

@@ -11,22 +11,16 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 
-from jaxplugin.cli import arguments
-from jaxplugin.cli import files
-from jaxplugin.cli import functions
+from jaxplugin.cli import arguments, files, functions
 from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
-from jaxplugin.lab.compilation import deviceless
-from jaxplugin.lab.compilation import hlo_text
-from jaxplugin.printing import console
-from jaxplugin.printing import progress
-from jaxplugin.stablehlo import modules
-from jaxplugin.stablehlo import rewriter
+from jaxplugin.lab.compilation import deviceless, hlo_text
+from jaxplugin.printing import console, progress
+from jaxplugin.stablehlo import modules, rewriter
 
 _CALL_TARGET: Final = re.compile(r'custom_call_target="(.*?)"')
 # XLA's error if the GPU's platform does not have a custom call's target.

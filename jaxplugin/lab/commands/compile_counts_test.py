@@ -7,15 +7,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from absl.testing import parameterized
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxplugin as jp
 from jaxplugin.lab.commands import compile
 from jaxplugin.stablehlo import modules
-from jaxplugin.testing import installed
-from jaxplugin.testing import written_modules
+from jaxplugin.testing import installed, written_modules
 
 B200 = jp.named_target("b200", cudnn="9.13")
 needs_compiler = installed.needs("jax_cuda13_plugin")

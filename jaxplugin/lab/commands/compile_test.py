@@ -8,12 +8,9 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
-from jaxplugin.testing import command_lines
-from jaxplugin.testing import installed
-from jaxplugin.testing import written_modules
+from jaxplugin.testing import command_lines, installed, written_modules
 
 needs_compiler = installed.needs("jax_cuda13_plugin")
 # Written to a directory that the command line finds modules in.

@@ -8,24 +8,18 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import numpy as np
 
-from jaxplugin.cli import arguments
-from jaxplugin.cli import dots
-from jaxplugin.cli import files
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.cli import arguments, dots, files
+from jaxplugin.core import formats, targets
 from jaxplugin.dot import reference
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.lab.compilation import triton_dots
-from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import launching
+from jaxplugin.lab.inspection.ptx import faults, launching
 from jaxplugin.printing import progress
 from jaxplugin.runtime import triton_library
 

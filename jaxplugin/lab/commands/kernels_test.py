@@ -8,8 +8,7 @@ import re
 import pytest
 from absl.testing import parameterized
 
-from jaxplugin.testing import command_lines
-from jaxplugin.testing import installed
+from jaxplugin.testing import command_lines, installed
 
 SIZES = ("-m", "128", "-n", "256", "-k", "4096")
 ONE_DOT = ("--target", "h200", "--lhs", "mxfp8", "--rhs", "mxfp8", *SIZES)

@@ -9,23 +9,15 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxplugin.cli import arguments
-from jaxplugin.cli import functions
+from jaxplugin.cli import arguments, functions
 from jaxplugin.core import targets
-from jaxplugin.lab.planning import blocks
-from jaxplugin.lab.planning import layouts
-from jaxplugin.lab.planning import plans
-from jaxplugin.lab.planning import report
-from jaxplugin.printing import console
-from jaxplugin.printing import progress
+from jaxplugin.lab.planning import blocks, layouts, plans, report
+from jaxplugin.printing import console, progress
 
 _DEFAULT_FORMATS: Final = "bf16,mxfp8,nvfp4"
 _DEFAULT_SEQUENCE: Final = 2048

@@ -12,11 +12,9 @@ import pytest
 from absl.testing import parameterized
 
 from jaxplugin.lab.compilation import traffic
-from jaxplugin.lab.planning import plans
-from jaxplugin.lab.planning import report
+from jaxplugin.lab.planning import plans, report
 from jaxplugin.printing import progress
-from jaxplugin.testing import command_lines
-from jaxplugin.testing import installed
+from jaxplugin.testing import command_lines, installed
 
 needs_compiler = installed.needs("jax_cuda13_plugin")
 

@@ -12,28 +12,20 @@ import pathlib
 import sys
 import time
 from collections.abc import Sequence
-from typing import IO
-from typing import Final
+from typing import IO, Final
 
 import numpy as np
 
-from jaxplugin.cli import arguments
-from jaxplugin.cli import files
-from jaxplugin.cli import functions
+from jaxplugin.cli import arguments, files, functions
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.explanation import diagnostics
-from jaxplugin.lab.bench import devices
-from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.tuning import session
-from jaxplugin.lab.tuning import store
-from jaxplugin.lab.tuning import workload
+from jaxplugin.lab.bench import devices, workloads
+from jaxplugin.lab.tuning import session, store, workload
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.operations import operation
-from jaxplugin.lab.tuning.operations import registry
+from jaxplugin.lab.tuning.operations import operation, registry
 from jaxplugin.lab.tuning.trials import machine
-from jaxplugin.printing import console
-from jaxplugin.printing import progress
+from jaxplugin.printing import console, progress
 from jaxplugin.tables import resolution
 
 _FAILED: Final = 1

@@ -19,8 +19,7 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.tables import reading
-from jaxplugin.testing import command_lines
-from jaxplugin.testing import written_modules
+from jaxplugin.testing import command_lines, written_modules
 
 MXFP8: Final = ("--formats", "mxfp8")
 ONE: Final = ("--shapes", "16x256x512", *MXFP8)

@@ -14,17 +14,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private

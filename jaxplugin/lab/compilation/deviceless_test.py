@@ -13,10 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from absl.testing import absltest, parameterized
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxplugin as jp
 from jaxplugin.lab.compilation import deviceless

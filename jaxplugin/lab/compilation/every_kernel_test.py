@@ -16,8 +16,7 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.lab.compilation import deviceless
-from jaxplugin.testing import prologue_cases
-from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing import prologue_cases, quantization_lowerings
 from jaxplugin.testing.oracles import quantization_cases
 
 pytestmark = [pytest.mark.lab, pytest.mark.sample(3)]

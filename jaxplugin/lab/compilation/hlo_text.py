@@ -8,12 +8,8 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from typing import Any
-from typing import Final
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final, TypeVar
 
 from jaxplugin.jaxext import jax_private
 

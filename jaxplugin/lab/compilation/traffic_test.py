@@ -9,12 +9,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
-from jaxplugin.lab.compilation import deviceless
-from jaxplugin.lab.compilation import traffic
+from jaxplugin.lab.compilation import deviceless, traffic
 from jaxplugin.testing import installed
 
 needs_compiler = installed.needs("jax_cuda13_plugin")

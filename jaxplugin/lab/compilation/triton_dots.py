@@ -11,8 +11,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, targets
 from jaxplugin.dot import problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels import launching

@@ -18,13 +18,10 @@ import pytest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import formats, targets
 from jaxplugin.dot.backends import triton
 from jaxplugin.lab.compilation import triton_dots
-from jaxplugin.testing import contract
-from jaxplugin.testing import dot_problems
-from jaxplugin.testing import installed
+from jaxplugin.testing import contract, dot_problems, installed
 from jaxplugin.testing.dot_suite import dot_cases
 
 needs_triton = installed.needs_triton

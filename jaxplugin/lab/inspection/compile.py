@@ -15,19 +15,15 @@ import pathlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import triton
 from triton.backends import compiler as backends_compiler
 from triton.compiler import compiler
 
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import launching
-from jaxplugin.lab.inspection import machine_code
-from jaxplugin.lab.inspection import simulation
+from jaxplugin.kernels import architectures, launching
+from jaxplugin.lab.inspection import machine_code, simulation
 
 POINTER_ALIGNMENT_BYTES: Final = 16
 REGISTER_GRANULE: Final = 8  # registers of a thread are rounded up to this

@@ -23,11 +23,8 @@ import collections
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
 # HMMA, IMMA, QMMA (FP8 .. FP4), OMMA (FP4): mma.sync; HGMMA, QGMMA: wgmma;
 # UTCHMMA, UTCQMMA, UTCOMMA: tcgen05.mma.

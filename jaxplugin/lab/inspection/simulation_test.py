@@ -2,11 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model's cycles of loops that are written here, counted by hand."""
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
-from jaxplugin.lab.inspection import machine_code
-from jaxplugin.lab.inspection import simulation
+from jaxplugin.lab.inspection import machine_code, simulation
 
 HOPPER = simulation.CORES["sm_90"]
 AMPERE = simulation.CORES["sm_80"]

@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
-from typing import Final
-from typing import Literal
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.dropin import producers

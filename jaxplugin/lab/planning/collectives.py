@@ -24,12 +24,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
 
 import numpy as np
 from jax.sharding import Mesh

@@ -17,8 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 from jax.sharding import PartitionSpec
 

@@ -5,12 +5,10 @@
 import dataclasses
 import math
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
 
-from jaxplugin.lab.planning import blocks
-from jaxplugin.lab.planning import layouts
+from jaxplugin.lab.planning import blocks, layouts
 
 
 def make_block(model, **sizes):

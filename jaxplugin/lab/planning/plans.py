@@ -7,10 +7,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +16,14 @@ from jax import lax
 from jax.sharding import Mesh
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import formats, targets
 from jaxplugin.dropin import linear
-from jaxplugin.lab.compilation import deviceless
-from jaxplugin.lab.compilation import traffic
-from jaxplugin.lab.planning import blocks
-from jaxplugin.lab.planning import collectives
-from jaxplugin.lab.planning import layouts
+from jaxplugin.lab.compilation import deviceless, traffic
+from jaxplugin.lab.planning import blocks, collectives, layouts
 from jaxplugin.quantization import api as quantization
 from jaxplugin.ragged import api as ragged
 from jaxplugin.rewriting import quantized_dots
-from jaxplugin.training import api
-from jaxplugin.training import quantized_operand
-from jaxplugin.training import recipes
+from jaxplugin.training import api, quantized_operand, recipes
 
 # Unquantized matmuls of bf16 arrays.
 PLAIN: Final = "bf16"

@@ -12,14 +12,10 @@ import functools
 
 import jax
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
-from jaxplugin.lab.planning import blocks
-from jaxplugin.lab.planning import collectives
-from jaxplugin.lab.planning import layouts
-from jaxplugin.lab.planning import plans
+from jaxplugin.lab.planning import blocks, collectives, layouts, plans
 from jaxplugin.testing import installed
 
 B200 = jp.named_target("b200", cudnn="9.13")

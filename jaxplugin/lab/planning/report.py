@@ -5,13 +5,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from jaxplugin.lab.compilation import traffic
-from jaxplugin.lab.planning import collectives
-from jaxplugin.lab.planning import plans
+from jaxplugin.lab.planning import collectives, plans
 from jaxplugin.printing import console
 
 _MEGA: Final = 1e6

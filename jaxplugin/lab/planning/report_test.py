@@ -6,9 +6,7 @@ import dataclasses
 
 from absl.testing import absltest
 
-from jaxplugin.lab.planning import collectives
-from jaxplugin.lab.planning import plans
-from jaxplugin.lab.planning import report
+from jaxplugin.lab.planning import collectives, plans, report
 
 
 def moved(num_bytes, dtype="bf16", axes=("tp",), times=1, **more):

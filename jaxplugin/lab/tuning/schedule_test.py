@@ -15,18 +15,14 @@ import sys
 import tempfile
 from typing import Final
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin.dot import backends
-from jaxplugin.lab.tuning import session
-from jaxplugin.lab.tuning import store
-from jaxplugin.lab.tuning import workload
+from jaxplugin.lab.tuning import session, store, workload
 from jaxplugin.lab.tuning.candidates import listing
 from jaxplugin.lab.tuning.trials import machine
-from jaxplugin.tables import reading
-from jaxplugin.tables import records
+from jaxplugin.tables import reading, records
 from jaxplugin.testing import dot_problems
 from jaxplugin.testing.trials import simulated
 

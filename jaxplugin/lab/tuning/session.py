@@ -11,22 +11,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
 
 from jaxplugin.lab.bench import timing
-from jaxplugin.lab.tuning import store
-from jaxplugin.lab.tuning import workload
+from jaxplugin.lab.tuning import store, workload
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.operations import operation
-from jaxplugin.lab.tuning.operations import registry
-from jaxplugin.lab.tuning.trials import machine
-from jaxplugin.lab.tuning.trials import race
+from jaxplugin.lab.tuning.operations import operation, registry
+from jaxplugin.lab.tuning.trials import machine, race
 from jaxplugin.printing import console
 from jaxplugin.tables import records
 

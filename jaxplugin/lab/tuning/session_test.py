@@ -16,9 +16,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.dot import backends
-from jaxplugin.lab.tuning import session
-from jaxplugin.lab.tuning import store
-from jaxplugin.lab.tuning import workload
+from jaxplugin.lab.tuning import session, store, workload
 from jaxplugin.lab.tuning.candidates import listing
 from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.lab.tuning.trials import machine

@@ -17,21 +17,14 @@ import importlib.metadata
 import json
 import pathlib
 from collections.abc import Iterable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
-from jaxplugin.core import atomic_files
-from jaxplugin.core import strict_json
-from jaxplugin.core import targets
+from jaxplugin.core import atomic_files, strict_json, targets
 from jaxplugin.lab.bench import devices
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.operations import operation as operation_lib
 from jaxplugin.lab.tuning.operations import registry
-from jaxplugin.tables import matching
-from jaxplugin.tables import reading
-from jaxplugin.tables import records
-from jaxplugin.tables import resolution
-from jaxplugin.tables import writing
+from jaxplugin.tables import matching, reading, records, resolution, writing
 
 FAILURES_NAME: Final = "denied.jsonl"  # in the folder of the table
 _MAX_BYTES: Final = 4 << 20

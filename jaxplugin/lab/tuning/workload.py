@@ -7,22 +7,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin import dot
-from jaxplugin import quantization
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.explanation import diagnostics
-from jaxplugin.explanation import report
+from jaxplugin import dot, quantization
+from jaxplugin.core import formats, targets
+from jaxplugin.explanation import diagnostics, report
 from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.tuning.operations import operation
-from jaxplugin.lab.tuning.operations import registry
+from jaxplugin.lab.tuning.operations import operation, registry
 from jaxplugin.ragged import api as ragged_api
 
 

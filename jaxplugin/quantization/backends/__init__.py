@@ -10,28 +10,19 @@ kernels (`lowering.Module`) gets XLA ops, and the decision states the reason.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
-from jaxplugin.core import decisions
-from jaxplugin.core import extents
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, extents, targets
 from jaxplugin.operation import choice
 from jaxplugin.plugins import registry
-from jaxplugin.quantization import operations
-from jaxplugin.quantization import problems
-from jaxplugin.quantization import views
-from jaxplugin.quantization.backends import cpu
-from jaxplugin.quantization.backends import triton
-from jaxplugin.quantization.backends import xla
+from jaxplugin.quantization import operations, problems, views
+from jaxplugin.quantization.backends import cpu, triton, xla
 from jaxplugin.runtime import lowering
-from jaxplugin.tables import matching
-from jaxplugin.tables import resolution
+from jaxplugin.tables import matching, resolution
 
 Problem = problems.QuantizationProblem | problems.DequantizationProblem
 

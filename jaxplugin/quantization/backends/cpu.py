@@ -25,8 +25,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import jax
@@ -35,15 +34,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import blocking
-from jaxplugin.core import decisions
-from jaxplugin.core import extents
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import blocking, decisions, extents, formats, targets
 from jaxplugin.operation import choice
-from jaxplugin.quantization import operations
-from jaxplugin.quantization import problems
-from jaxplugin.quantization import prologues
+from jaxplugin.quantization import operations, problems, prologues
 from jaxplugin.runtime import cpu_library
 
 _QUANTIZE: Final = "jaxplugin_quantize"

@@ -11,13 +11,14 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import blocking
-from jaxplugin.quantization import backends
-from jaxplugin.quantization import operands
-from jaxplugin.quantization import problems
-from jaxplugin.quantization import quantize_primitive
+from jaxplugin.quantization import (
+  backends,
+  operands,
+  problems,
+  quantize_primitive,
+)
 from jaxplugin.runtime import lowering
-from jaxplugin.testing import contract
-from jaxplugin.testing import prologue_cases
+from jaxplugin.testing import contract, prologue_cases
 from jaxplugin.testing import quantization_lowerings as lowerings
 from jaxplugin.testing.oracles import quantization_cases
 

@@ -12,14 +12,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import targets
-from jaxplugin.testing import contract
-from jaxplugin.testing import installed
-from jaxplugin.testing import prologue_cases
+from jaxplugin.testing import contract, installed, prologue_cases
 from jaxplugin.testing import quantization_lowerings as lowerings
 from jaxplugin.testing.oracles import quantization_cases
 

@@ -11,12 +11,8 @@ import numpy as np
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import blocking
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.quantization import backends
-from jaxplugin.quantization import problems
-from jaxplugin.quantization import prologues
+from jaxplugin.core import blocking, formats, targets
+from jaxplugin.quantization import backends, problems, prologues
 from jaxplugin.tables import records
 from jaxplugin.testing import contract
 from jaxplugin.testing.measured import operation_tables

@@ -15,8 +15,7 @@ from __future__ import annotations
 import importlib
 import math
 import types
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import jax
@@ -24,13 +23,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import decisions
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, formats, targets
 from jaxplugin.kernels import launching
 from jaxplugin.operation import choice
-from jaxplugin.quantization import operations
-from jaxplugin.quantization import problems
+from jaxplugin.quantization import operations, problems
 from jaxplugin.quantization.backends import triton_shapes
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import matching

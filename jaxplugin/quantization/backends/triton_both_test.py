@@ -18,9 +18,7 @@ import pytest
 from absl.testing import parameterized
 
 from jaxplugin import quantization
-from jaxplugin.core import blocking
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import blocking, formats, targets
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton

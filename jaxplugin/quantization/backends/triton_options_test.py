@@ -18,8 +18,7 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.lab.compilation import deviceless
-from jaxplugin.quantization import operands
-from jaxplugin.quantization import problems
+from jaxplugin.quantization import operands, problems
 from jaxplugin.quantization.backends import triton
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import quantization_lowerings as lowerings

@@ -13,14 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.quantization import backends
-from jaxplugin.quantization import problems
+from jaxplugin.core import formats, targets
+from jaxplugin.quantization import backends, problems
 from jaxplugin.quantization.backends import triton
 from jaxplugin.runtime import lowering
-from jaxplugin.testing import prologue_cases
-from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing import prologue_cases, quantization_lowerings
 
 H200 = targets.named_target("h200").with_library(targets.JAX_TRITON)
 SHAPE, along = prologue_cases.SHAPE, prologue_cases.along

@@ -13,21 +13,15 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import blocking
-from jaxplugin.core import decisions
-from jaxplugin.core import extents
-from jaxplugin.core import targets
+from jaxplugin.core import blocking, decisions, extents, targets
 from jaxplugin.kernels import launching
-from jaxplugin.kernels.gpu.quantization import quantize_config
-from jaxplugin.kernels.gpu.quantization import quantize_plans
-from jaxplugin.quantization import hadamard
-from jaxplugin.quantization import problems
+from jaxplugin.kernels.gpu.quantization import quantize_config, quantize_plans
+from jaxplugin.quantization import hadamard, problems
 from jaxplugin.quantization.sharding import offsets
 from jaxplugin.runtime import triton_library
 

@@ -21,15 +21,11 @@ from absl.testing import parameterized
 
 from jaxplugin import quantization
 from jaxplugin.arrays import layouts
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import formats, targets
 from jaxplugin.lab.compilation import deviceless
-from jaxplugin.quantization import backends
-from jaxplugin.quantization import problems
-from jaxplugin.quantization import quantize_primitive
+from jaxplugin.quantization import backends, problems, quantize_primitive
 from jaxplugin.quantization.backends import triton
-from jaxplugin.runtime import lowering
-from jaxplugin.runtime import triton_library
+from jaxplugin.runtime import lowering, triton_library
 from jaxplugin.testing import quantization_lowerings
 from jaxplugin.testing.oracles import quantization_cases
 

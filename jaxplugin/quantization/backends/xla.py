@@ -5,22 +5,15 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import jax
 import jax.numpy as jnp
 
-from jaxplugin.core import blocking
-from jaxplugin.core import decisions
-from jaxplugin.core import extents
-from jaxplugin.core import targets
+from jaxplugin.core import blocking, decisions, extents, targets
 from jaxplugin.operation import choice
-from jaxplugin.quantization import hadamard
-from jaxplugin.quantization import operations
-from jaxplugin.quantization import problems
-from jaxplugin.quantization import prologues
+from jaxplugin.quantization import hadamard, operations, problems, prologues
 
 _SUMMARY: Final = "operations that XLA compiles"
 

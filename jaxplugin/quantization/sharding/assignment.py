@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,12 +13,10 @@ from jax.sharding import NamedSharding
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
-from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import mesh_axes
+from jaxplugin.jaxext import explicit_axes, mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation
-from jaxplugin.quantization import problems
-from jaxplugin.quantization import prologues
+from jaxplugin.quantization import problems, prologues
 
 Axes = mesh_axes.Axes
 Spec = mesh_axes.Spec

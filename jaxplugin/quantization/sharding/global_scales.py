@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -29,16 +27,10 @@ from jax import lax
 from jax.extend import core as extend_core
 from jax.sharding import PartitionSpec
 
-from jaxplugin.core import blocking
-from jaxplugin.core import error_context
-from jaxplugin.core import extents
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import blocking, error_context, extents, formats, targets
 from jaxplugin.jaxext import jax_private
 from jaxplugin.operation import primitive
-from jaxplugin.quantization import backends
-from jaxplugin.quantization import operations
-from jaxplugin.quantization import problems
+from jaxplugin.quantization import backends, operations, problems
 from jaxplugin.quantization.backends import xla
 from jaxplugin.tables import resolution
 

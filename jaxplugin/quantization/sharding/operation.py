@@ -13,9 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,19 +22,12 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.jaxext import explicit_axes
-from jaxplugin.jaxext import mesh_axes
-from jaxplugin.operation import notation
-from jaxplugin.operation import primitive
-from jaxplugin.operation import split
-from jaxplugin.quantization import backends
-from jaxplugin.quantization import problems
-from jaxplugin.quantization import prologues
+from jaxplugin.core import formats, targets
+from jaxplugin.jaxext import explicit_axes, mesh_axes
+from jaxplugin.operation import notation, primitive, split
+from jaxplugin.quantization import backends, problems, prologues
 from jaxplugin.quantization.backends import xla
-from jaxplugin.quantization.sharding import assignment
-from jaxplugin.quantization.sharding import offsets
+from jaxplugin.quantization.sharding import assignment, offsets
 from jaxplugin.runtime import lowering
 from jaxplugin.tables import resolution
 

@@ -19,13 +19,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.core import blocking
-from jaxplugin.core import targets
+from jaxplugin.core import blocking, targets
 from jaxplugin.lab.compilation import deviceless
-from jaxplugin.quantization import operands
-from jaxplugin.quantization import problems
-from jaxplugin.quantization.backends import triton
-from jaxplugin.quantization.backends import xla
+from jaxplugin.quantization import operands, problems
+from jaxplugin.quantization.backends import triton, xla
 from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings as lowerings
 from jaxplugin.testing.meshes import explicit

@@ -16,12 +16,10 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.core import blocking
-from jaxplugin.lab.compilation import deviceless
-from jaxplugin.lab.compilation import traffic
+from jaxplugin.lab.compilation import deviceless, traffic
 from jaxplugin.lab.planning import collectives as collectives_lib
 from jaxplugin.quantization import operands
-from jaxplugin.testing import contract
-from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing import contract, quantization_lowerings
 from jaxplugin.testing.oracles import quantization_cases
 
 NUM_DEVICES = 8

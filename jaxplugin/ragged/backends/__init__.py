@@ -7,24 +7,17 @@ A backend's `emit` takes (call, problem, target).
 
 from __future__ import annotations
 
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, targets
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.operation import choice
 from jaxplugin.plugins import registry
-from jaxplugin.ragged import calls
-from jaxplugin.ragged import epilogue
-from jaxplugin.ragged import problems
-from jaxplugin.ragged import views
-from jaxplugin.ragged.backends import cpu
-from jaxplugin.ragged.backends import triton
-from jaxplugin.ragged.backends import xla
+from jaxplugin.ragged import calls, epilogue, problems, views
+from jaxplugin.ragged.backends import cpu, triton, xla
 from jaxplugin.runtime import lowering
 from jaxplugin.tables import matching
 

@@ -9,23 +9,19 @@ result of a group's rows is bitwise that of `block_scaled_dot` of these rows.
 from __future__ import annotations
 
 import functools
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.ffi
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, targets
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import cpu
 from jaxplugin.operation import choice
 from jaxplugin.quantization import problems as quantization_problems
-from jaxplugin.ragged import calls
-from jaxplugin.ragged import epilogue
-from jaxplugin.ragged import problems
+from jaxplugin.ragged import calls, epilogue, problems
 from jaxplugin.runtime import cpu_library
 
 _RAGGED_DOT: Final = "jaxplugin_ragged_dot"

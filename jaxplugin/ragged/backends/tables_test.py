@@ -7,19 +7,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin.core import formats, targets
 from jaxplugin.dot import problems as dot_problems
-from jaxplugin.ragged import api
-from jaxplugin.ragged import backends
-from jaxplugin.ragged import primitive
-from jaxplugin.ragged import problems
-from jaxplugin.tables import matching
-from jaxplugin.tables import records
+from jaxplugin.ragged import api, backends, primitive, problems
+from jaxplugin.tables import matching, records
 from jaxplugin.testing.measured import operation_tables
 
 F32 = np.dtype(np.float32)

@@ -14,28 +14,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
-from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import layouts
-from jaxplugin.core import decisions
-from jaxplugin.core import error_context
-from jaxplugin.core import targets
+from jaxplugin.arrays import interleaving, layouts
+from jaxplugin.core import decisions, error_context, targets
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels import launching
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import matmul_plans
+from jaxplugin.kernels.gpu import configs, matmul_plans
 from jaxplugin.kernels.gpu.ragged import plans
 from jaxplugin.operation import choice
 from jaxplugin.quantization import problems as quantization_problems
-from jaxplugin.ragged import calls
-from jaxplugin.ragged import epilogue
-from jaxplugin.ragged import problems
+from jaxplugin.ragged import calls, epilogue, problems
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import matching
 

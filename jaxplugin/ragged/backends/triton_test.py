@@ -17,19 +17,15 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin.arrays import layouts
 from jaxplugin.core import targets
 from jaxplugin.lab.compilation import deviceless
-from jaxplugin.ragged import backends
-from jaxplugin.ragged import calls
+from jaxplugin.ragged import backends, calls
 from jaxplugin.runtime import triton_library
-from jaxplugin.testing import contract
-from jaxplugin.testing import installed
-from jaxplugin.testing import interpreted
+from jaxplugin.testing import contract, installed, interpreted
 from jaxplugin.testing.dot_suite import ragged_suite
 
 needs_interpreter = interpreted.needs_interpreter

@@ -18,17 +18,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, targets
 from jaxplugin.dot import epilogue as dot_epilogue
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import xla
 from jaxplugin.jaxext import jax_private
 from jaxplugin.operation import choice
-from jaxplugin.ragged import calls
-from jaxplugin.ragged import epilogue
-from jaxplugin.ragged import groups
-from jaxplugin.ragged import problems
+from jaxplugin.ragged import calls, epilogue, groups, problems
 
 _HOST: Final = (
   "the host decides each step of the loop, so it waits for the device"

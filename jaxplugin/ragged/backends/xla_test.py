@@ -11,8 +11,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.testing import contract
-from jaxplugin.testing.dot_suite import contraction_suite
-from jaxplugin.testing.dot_suite import ragged_suite
+from jaxplugin.testing.dot_suite import contraction_suite, ragged_suite
 
 
 @pytest.mark.sample(1)

@@ -9,9 +9,7 @@ import functools
 import itertools
 import unittest
 from collections.abc import Sequence
-from typing import Any
-from typing import ClassVar
-from typing import Final
+from typing import Any, ClassVar, Final
 
 import jax
 import jax.export
@@ -20,12 +18,10 @@ import numpy as np
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import decisions
-from jaxplugin.core import formats
+from jaxplugin.core import decisions, formats
 from jaxplugin.plugins import registry
 from jaxplugin.testing import contract
-from jaxplugin.testing.dot_suite import dot_cases
-from jaxplugin.testing.dot_suite import suite
+from jaxplugin.testing.dot_suite import dot_cases, suite
 
 # Gradients of the tests are sums of integers up to this.
 _COTANGENTS: Final = 5

@@ -17,8 +17,7 @@ import dataclasses
 import functools
 import itertools
 import zlib
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +27,7 @@ import pytest
 import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.testing import contract
-from jaxplugin.testing.dot_suite import dot_cases
-from jaxplugin.testing.dot_suite import epilogue
+from jaxplugin.testing.dot_suite import dot_cases, epilogue
 
 NUM_MAPPED: Final = 4
 FP6: Final = (jp.MXFP6_E2M3, jp.MXFP6_E3M2)

@@ -8,8 +8,7 @@ Global scales, bias, activation and residual, and that there is one rounding.
 from __future__ import annotations
 
 import itertools
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +24,7 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.testing import contract
-from jaxplugin.testing.dot_suite import dot_cases
-from jaxplugin.testing.dot_suite import epilogue
+from jaxplugin.testing.dot_suite import dot_cases, epilogue
 
 FORMATS: Final = formats.FORMATS
 NUM_FUZZ_TESTS: Final = dot_cases.NUM_FUZZ_TESTS

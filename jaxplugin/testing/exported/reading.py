@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import collections
 import re
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 # What modules have beside kernels, as shardings and checks of sizes.
 _OTHERS: Final = ("Sharding", "shape_assertion")

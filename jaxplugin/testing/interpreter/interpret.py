@@ -33,22 +33,17 @@ import textwrap
 import threading
 import types
 import unittest
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 import triton
 import triton.language as tl
-from triton.runtime import interpreter
-from triton.runtime import jit
+from triton.runtime import interpreter, jit
 
 from jaxplugin.kernels import descriptors
-from jaxplugin.testing.interpreter import interpret_memory
-from jaxplugin.testing.interpreter import interpret_ops
+from jaxplugin.testing.interpreter import interpret_memory, interpret_ops
 
 # Options of a launch that mean nothing here.
 LAUNCH_OPTIONS: Final = frozenset(

@@ -11,8 +11,7 @@ f32, compute, and round once to nearest even.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np

@@ -20,12 +20,8 @@ import math
 import pathlib
 import sys
 import types
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import ClassVar
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final
 from unittest import mock
 
 import ml_dtypes

@@ -20,9 +20,7 @@ from collections.abc import Iterator
 
 import triton
 
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import launching
-from jaxplugin.kernels import toolkits
+from jaxplugin.kernels import architectures, launching, toolkits
 
 
 class AssemblyError(Exception):

@@ -8,21 +8,24 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching as planned
-from jaxplugin.kernels.gpu import block_scaled_matmul
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.gpu import quantized_plans
-from jaxplugin.kernels.gpu import tiles_by_rule
-from jaxplugin.kernels.gpu.quantization import quantize
-from jaxplugin.kernels.gpu.quantization import quantize_config
-from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.kernels.gpu import (
+  block_scaled_matmul,
+  configs,
+  matmul_plans,
+  quantized_plans,
+  tiles_by_rule,
+)
+from jaxplugin.kernels.gpu.quantization import (
+  quantize,
+  quantize_config,
+  quantize_plans,
+)
 from jaxplugin.kernels.gpu.ragged import plans as ragged_plans
 from jaxplugin.kernels.gpu.ragged import ragged_matmul
 from jaxplugin.lab.inspection import compile as kernel_compile

@@ -4,15 +4,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from absl.testing import parameterized
 
 from jaxplugin.testing import contract
-from jaxplugin.testing.kernels import executed
-from jaxplugin.testing.kernels import gpu_operands
+from jaxplugin.testing.kernels import executed, gpu_operands
 
 # Sizes of products that are drawn at random.
 _SIZES: Final = {

@@ -11,22 +11,17 @@ value, as a float and as a scale, and -6 as FP4.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 
 from jaxplugin.core import formats
 from jaxplugin.dot import reference
-from jaxplugin.kernels import architectures
+from jaxplugin.kernels import architectures, launching
 from jaxplugin.kernels import formats as kernel_formats
-from jaxplugin.kernels import launching
-from jaxplugin.kernels.gpu import block_scaled_matmul
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import matmul_plans
+from jaxplugin.kernels.gpu import block_scaled_matmul, configs, matmul_plans
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import epilogue as dot_epilogue
 from jaxplugin.testing.interpreter import interpret

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels.gpu import configs

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 

@@ -16,9 +16,11 @@ import numpy as np
 import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
-from jaxplugin.kernels.gpu.quantization import quantize
-from jaxplugin.kernels.gpu.quantization import quantize_config
-from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.kernels.gpu.quantization import (
+  quantize,
+  quantize_config,
+  quantize_plans,
+)
 from jaxplugin.testing.kernels import gpu_operands
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -8,18 +8,14 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
-from typing import Any
-from typing import Final
+from typing import Any, Final
 from unittest import mock
 
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import problems
+from jaxplugin.core import formats, targets
+from jaxplugin.dot import backends, problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels.gpu import configs
-from jaxplugin.tables import records
-from jaxplugin.tables import resolution
+from jaxplugin.tables import records, resolution
 from jaxplugin.testing import dot_problems
 from jaxplugin.testing.measured import operation_tables
 

@@ -8,8 +8,7 @@ import dataclasses
 from typing import Any
 
 from jaxplugin.core import targets
-from jaxplugin.tables import matching
-from jaxplugin.tables import records
+from jaxplugin.tables import matching, records
 from jaxplugin.testing.measured import measured_tables
 
 

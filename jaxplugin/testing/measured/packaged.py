@@ -8,8 +8,7 @@ import dataclasses
 
 from jaxplugin.core import targets
 from jaxplugin.lab.tuning.operations import registry
-from jaxplugin.tables import matching
-from jaxplugin.tables import records
+from jaxplugin.tables import matching, records
 
 
 def target_of(table: records.Table) -> targets.Target:

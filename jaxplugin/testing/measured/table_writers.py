@@ -19,11 +19,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
-from jaxplugin.tables import reading
-from jaxplugin.tables import writing
+from jaxplugin.tables import reading, writing
 from jaxplugin.testing.measured import measured_tables
 
 WRITERS: Final = 2

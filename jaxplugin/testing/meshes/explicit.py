@@ -5,13 +5,11 @@
 from __future__ import annotations
 
 import unittest
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 from absl.testing import parameterized
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 SIZES: Final = (2, 4)

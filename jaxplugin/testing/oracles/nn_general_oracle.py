@@ -14,8 +14,7 @@ import numpy as np
 
 from jaxplugin import nn
 from jaxplugin.core import formats
-from jaxplugin.testing import contract
-from jaxplugin.testing import nn_cases
+from jaxplugin.testing import contract, nn_cases
 from jaxplugin.testing.oracles import quantization_oracle
 
 E5M2 = formats.E5M2

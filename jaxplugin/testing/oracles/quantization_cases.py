@@ -18,10 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin import quantization
-from jaxplugin.core import blocking
-from jaxplugin.core import formats
-from jaxplugin.quantization import operands
-from jaxplugin.quantization import problems
+from jaxplugin.core import blocking, formats
+from jaxplugin.quantization import operands, problems
 from jaxplugin.testing import quantization_lowerings
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2

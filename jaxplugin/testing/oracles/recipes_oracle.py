@@ -10,8 +10,7 @@ definition says f32, f64 elsewhere; casts are ml_dtypes'.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import ml_dtypes

@@ -13,14 +13,12 @@ import dataclasses
 import math
 import pickle
 from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.trials import jobs
-from jaxplugin.lab.tuning.trials import pool
+from jaxplugin.lab.tuning.trials import jobs, pool
 
 START_SECONDS: Final = 2.0  # of a process
 

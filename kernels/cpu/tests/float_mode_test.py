@@ -18,8 +18,7 @@ import textwrap
 
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing

@@ -11,11 +11,8 @@ from __future__ import annotations
 import concurrent.futures
 import ctypes
 import itertools
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import ClassVar
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import ml_dtypes
 import numpy as np

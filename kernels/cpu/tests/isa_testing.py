@@ -30,8 +30,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp

@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
@@ -25,8 +24,7 @@ import testing
 sys.path.insert(0, str(pathlib.Path(__file__).parents[3]))
 import jaxplugin as jp
 from jaxplugin.core import blocking
-from jaxplugin.quantization import hadamard
-from jaxplugin.quantization import problems
+from jaxplugin.quantization import hadamard, problems
 from jaxplugin.quantization.backends import xla
 from jaxplugin.testing.oracles import recipes_oracle
 

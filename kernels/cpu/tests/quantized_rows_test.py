@@ -8,8 +8,7 @@ import pathlib
 import sys
 
 import numpy as np
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing

@@ -26,8 +26,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 PACKAGE: Final = "cuda-tile"
 INSTALL: Final = "pip install 'cuda-tile[tileiras]'"

@@ -14,8 +14,7 @@ import time
 from unittest import mock
 
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jaxplugin.kernels.gpu.cutile import assembler
 
 SPECIFICATION = {"name": "cutile_test", "gpu_code": "sm_100"}

@@ -24,15 +24,12 @@ import sys
 import tempfile
 
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
-from jaxplugin.kernels.gpu.cutile import assembler
-from jaxplugin.kernels.gpu.cutile import plans
+from absl.testing import absltest, parameterized
+from jaxplugin.kernels.gpu.cutile import assembler, plans
 
 from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import machine_code
-from jaxplugin.testing.kernels import machine_claims
-from jaxplugin.testing.kernels import matmul_shapes
+from jaxplugin.testing.kernels import machine_claims, matmul_shapes
 
 pytestmark = pytest.mark.lab
 

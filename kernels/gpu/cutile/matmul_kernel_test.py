@@ -14,8 +14,7 @@ from jaxplugin.kernels.gpu.cutile import plans
 from jaxplugin.kernels import architectures
 from jaxplugin.testing import contract
 from jaxplugin.testing.interpreter import tile_language
-from jaxplugin.testing.kernels import gpu_operands
-from jaxplugin.testing.kernels import matmul_shapes
+from jaxplugin.testing.kernels import gpu_operands, matmul_shapes
 
 NAN = 255  # of E8M0
 F32, BF16 = gpu_operands.DTYPES["f32"], gpu_operands.DTYPES["bf16"]

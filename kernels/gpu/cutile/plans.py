@@ -12,13 +12,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 from jaxplugin.kernels.gpu import configs
 
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import formats
+from jaxplugin.kernels import architectures, formats
 
 # Architectures whose compiled code was inspected. The assembler refuses Hopper,
 # whose matrix instructions have no block scales.

@@ -9,9 +9,11 @@ import numpy as np
 import triton
 import triton.language as tl
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu.quantization import prologues
-from jaxplugin.kernels.gpu.quantization import quantize_config
-from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.kernels.gpu.quantization import (
+  prologues,
+  quantize_config,
+  quantize_plans,
+)
 from jaxplugin.kernels.gpu.quantization import quantize_tiles as tiles
 
 import jaxplugin as jp

@@ -22,11 +22,13 @@ from typing import Final
 
 import triton
 import triton.language as tl
-from jaxplugin.kernels.gpu.quantization import global_scales
-from jaxplugin.kernels.gpu.quantization import prologues
+from jaxplugin.kernels.gpu.quantization import (
+  global_scales,
+  prologues,
+  threefry,
+)
 from jaxplugin.kernels.gpu.quantization import quantize_codec as codec
 from jaxplugin.kernels.gpu.quantization import quantize_tiles as tiles
-from jaxplugin.kernels.gpu.quantization import threefry
 
 from jaxplugin.kernels import formats
 

@@ -5,8 +5,7 @@
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu.quantization import quantize_config
-from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.kernels.gpu.quantization import quantize_config, quantize_plans
 
 from jaxplugin.testing.interpreter import interpret
 from jaxplugin.testing.kernels import quantize_cases

@@ -15,15 +15,12 @@ import functools
 import sys
 
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
-from jaxplugin.kernels.gpu.quantization import quantize_config
-from jaxplugin.kernels.gpu.quantization import quantize_plans
+from absl.testing import absltest, parameterized
+from jaxplugin.kernels.gpu.quantization import quantize_config, quantize_plans
 
 from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import machine_code
-from jaxplugin.testing.kernels import executed
-from jaxplugin.testing.kernels import quantize_cases
+from jaxplugin.testing.kernels import executed, quantize_cases
 
 pytestmark = pytest.mark.lab
 

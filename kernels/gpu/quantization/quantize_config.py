@@ -6,12 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Final
-from typing import Literal
+from typing import Final, Literal
 
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import constants
-from jaxplugin.kernels import formats
+from jaxplugin.kernels import architectures, constants, formats
 
 SCALE_ROUNDINGS: Final = ("up", "floor")
 # Those that the kernels make.

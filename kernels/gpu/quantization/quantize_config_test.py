@@ -7,13 +7,11 @@ import functools
 
 import pytest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu.quantization import quantize_config
-from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.kernels.gpu.quantization import quantize_config, quantize_plans
 
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
-from jaxplugin.testing.kernels import executed
-from jaxplugin.testing.kernels import quantize_cases
+from jaxplugin.testing.kernels import executed, quantize_cases
 
 SM_90 = architectures.by_name("sm_90")
 CONFIG = quantize_config.QuantizeConfig(

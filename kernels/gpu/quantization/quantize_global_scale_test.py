@@ -11,9 +11,11 @@ import pytest
 import triton
 import triton.language as tl
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu.quantization import global_scales
-from jaxplugin.kernels.gpu.quantization import quantize_config
-from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.kernels.gpu.quantization import (
+  global_scales,
+  quantize_config,
+  quantize_plans,
+)
 
 import jaxplugin as jp
 from jaxplugin.testing.interpreter import interpret

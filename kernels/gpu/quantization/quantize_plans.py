@@ -17,15 +17,11 @@ and a sum, which would change bits.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import Final
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from jaxplugin.kernels.gpu.quantization import quantize_config
 
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import formats
-from jaxplugin.kernels import launching
+from jaxplugin.kernels import architectures, formats, launching
 
 T = TypeVar("T", quantize_config.Rows, quantize_config.Matrices)
 

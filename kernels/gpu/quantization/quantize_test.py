@@ -14,8 +14,7 @@ from jaxplugin.kernels.gpu.quantization import quantize_config
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
-from jaxplugin.testing.interpreter import interpret
-from jaxplugin.testing.interpreter import interpret_ops
+from jaxplugin.testing.interpreter import interpret, interpret_ops
 from jaxplugin.testing.kernels import quantize_cases
 
 BF16 = quantize_cases.BF16

@@ -11,13 +11,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import constraints
-from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.gpu import tiles_by_rule
+from jaxplugin.kernels.gpu import (
+  configs,
+  constraints,
+  matmul_plans,
+  tiles_by_rule,
+)
 
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import launching
+from jaxplugin.kernels import architectures, launching
 
 Architecture = architectures.Architecture
 MatmulConfig = configs.MatmulConfig

@@ -5,8 +5,7 @@
 import dataclasses
 
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import tiles_by_rule
+from jaxplugin.kernels.gpu import configs, tiles_by_rule
 from jaxplugin.kernels.gpu.ragged import plans
 
 from jaxplugin.kernels import architectures

@@ -6,15 +6,12 @@ import functools
 
 import pytest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import constraints
-from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.gpu.ragged import plans
-from jaxplugin.kernels.gpu.ragged import ragged_matmul
+from jaxplugin.kernels.gpu import constraints, matmul_plans
+from jaxplugin.kernels.gpu.ragged import plans, ragged_matmul
 
 from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import compile
-from jaxplugin.testing.kernels import machine_claims
-from jaxplugin.testing.kernels import matmul_shapes
+from jaxplugin.testing.kernels import machine_claims, matmul_shapes
 
 pytestmark = pytest.mark.lab
 

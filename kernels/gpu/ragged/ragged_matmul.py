@@ -23,10 +23,7 @@ from typing import Final
 
 import triton
 import triton.language as tl
-from jaxplugin.kernels.gpu import accumulation
-from jaxplugin.kernels.gpu import epilogues
-from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.gpu import tiles
+from jaxplugin.kernels.gpu import accumulation, epilogues, matmul_plans, tiles
 
 # gpt-oss's gated activation (arXiv 2508.10925, and its reference
 # implementation).

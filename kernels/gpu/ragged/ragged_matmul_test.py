@@ -11,16 +11,14 @@ import triton
 import triton.language as tl
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu.ragged import plans
-from jaxplugin.kernels.gpu.ragged import ragged_matmul
+from jaxplugin.kernels.gpu.ragged import plans, ragged_matmul
 
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import ragged_suite
 from jaxplugin.testing.interpreter import interpret
-from jaxplugin.testing.kernels import gpu_operands
-from jaxplugin.testing.kernels import matmul_shapes
+from jaxplugin.testing.kernels import gpu_operands, matmul_shapes
 
 UPCAST, NATIVE = matmul_shapes.UPCAST, matmul_shapes.NATIVE
 SMALL_M = matmul_shapes.SMALL_M

@@ -18,13 +18,8 @@ import ctypes
 import os
 import pathlib
 import types
-from ctypes import c_char_p
-from ctypes import c_int
-from ctypes import c_int64
-from ctypes import c_size_t
-from ctypes import c_void_p
-from typing import Any
-from typing import Final
+from ctypes import c_char_p, c_int, c_int64, c_size_t, c_void_p
+from typing import Any, Final
 
 import numpy as np
 

@@ -17,21 +17,19 @@ import signal
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from jaxplugin.lab.bench import execution
-from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.bench.libraries import ggml_dot
-from jaxplugin.lab.bench.libraries import onnxruntime_dot
-from jaxplugin.lab.bench.libraries import openvino_dot
-from jaxplugin.lab.bench.libraries import torch_dot
-from jaxplugin.lab.bench.libraries import worker
-from jaxplugin.lab.bench.peers import operand_sets
-from jaxplugin.lab.bench.peers import variants
-from jaxplugin.lab.bench.peers import verification
+from jaxplugin.lab.bench import execution, workloads
+from jaxplugin.lab.bench.libraries import (
+  ggml_dot,
+  onnxruntime_dot,
+  openvino_dot,
+  torch_dot,
+  worker,
+)
+from jaxplugin.lab.bench.peers import operand_sets, variants, verification
 from jaxplugin.runtime import child_process
 
 _MODULES: Final[dict[str, Any]] = {

@@ -10,18 +10,13 @@ import tempfile
 
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from jaxplugin.core import targets
 from jaxplugin.lab.bench import execution
-from jaxplugin.lab.bench.libraries import ggml_dot
-from jaxplugin.lab.bench.libraries import processes
-from jaxplugin.lab.bench.libraries import worker
-from jaxplugin.lab.bench.peers import dot_variants
-from jaxplugin.lab.bench.peers import operand_sets
-from jaxplugin.testing import bench_results
-from jaxplugin.testing import fake_library
+from jaxplugin.lab.bench.libraries import ggml_dot, processes, worker
+from jaxplugin.lab.bench.peers import dot_variants, operand_sets
+from jaxplugin.testing import bench_results, fake_library
 
 ERROR = 2**-8  # of the made-up library
 SHAPE = "3x40x64"

@@ -8,8 +8,7 @@ int4 has blocks of 32, and int8 has a scale for each row of the weights.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 

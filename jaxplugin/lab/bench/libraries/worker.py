@@ -13,9 +13,7 @@ import functools
 import importlib
 import time
 from collections.abc import Callable
-from typing import Any
-from typing import Final
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 

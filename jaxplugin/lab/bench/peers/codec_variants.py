@@ -16,9 +16,7 @@ from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.bench.peers import operand_sets
-from jaxplugin.lab.bench.peers import variants
-from jaxplugin.lab.bench.peers import verification
+from jaxplugin.lab.bench.peers import operand_sets, variants, verification
 from jaxplugin.quantization import operations
 
 _F32 = np.dtype(np.float32)

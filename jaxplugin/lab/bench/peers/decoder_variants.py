@@ -12,31 +12,26 @@ timed with separate arguments, which is faster for all peers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin import quantization
-from jaxplugin.arrays import preparation
-from jaxplugin.arrays import scaled_array
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import reference
+from jaxplugin.arrays import preparation, scaled_array
+from jaxplugin.core import formats, targets
+from jaxplugin.dot import backends, reference
 from jaxplugin.dropin import linear
 from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.bench.peers import decoder_model
-from jaxplugin.lab.bench.peers import dot_variants
-from jaxplugin.lab.bench.peers import operand_sets
-from jaxplugin.lab.bench.peers import variants
-from jaxplugin.lab.bench.peers import verification
+from jaxplugin.lab.bench.peers import (
+  decoder_model,
+  dot_variants,
+  operand_sets,
+  variants,
+  verification,
+)
 from jaxplugin.repro import oracle
 
 _F32: Final = np.dtype(np.float32)

@@ -5,13 +5,14 @@
 import jax
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
-from jaxplugin.lab.bench.peers import decoder_model
-from jaxplugin.lab.bench.peers import decoder_variants
-from jaxplugin.lab.bench.peers import verification
+from jaxplugin.lab.bench.peers import (
+  decoder_model,
+  decoder_variants,
+  verification,
+)
 from jaxplugin.testing import bench_results
 
 SHAPE = "decoder:2x64x96"

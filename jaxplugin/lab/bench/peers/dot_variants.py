@@ -7,34 +7,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin import dot
-from jaxplugin import quantization
-from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import preparation
-from jaxplugin.arrays import scaled_array
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import problems
-from jaxplugin.dot import reference
-from jaxplugin.dot import rules
+from jaxplugin import dot, quantization
+from jaxplugin.arrays import interleaving, layouts, preparation, scaled_array
+from jaxplugin.core import formats, targets
+from jaxplugin.dot import backends, problems, reference, rules
 from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.bench.peers import operand_sets
-from jaxplugin.lab.bench.peers import variants
-from jaxplugin.lab.bench.peers import verification
+from jaxplugin.lab.bench.peers import operand_sets, variants, verification
 
 LAST: Final = (((1,), (1,)), ((), ()))
 MATMUL: Final = (((1,), (0,)), ((), ()))

@@ -12,11 +12,9 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin import dot
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, targets
 from jaxplugin.dot import primitive
-from jaxplugin.lab.bench.peers import dot_variants
-from jaxplugin.lab.bench.peers import verification
+from jaxplugin.lab.bench.peers import dot_variants, verification
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import bench_results
 

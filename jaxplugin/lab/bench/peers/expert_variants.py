@@ -16,33 +16,26 @@ different experts if enough experts exist, so that weights are not in the cache.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin import dot
-from jaxplugin import quantization
-from jaxplugin.arrays import preparation
-from jaxplugin.arrays import scaled_array
-from jaxplugin.core import decisions
-from jaxplugin.core import formats
-from jaxplugin.core import targets
+from jaxplugin import dot, quantization
+from jaxplugin.arrays import preparation, scaled_array
+from jaxplugin.core import decisions, formats, targets
 from jaxplugin.dot import reference
 from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.bench.peers import dot_variants
-from jaxplugin.lab.bench.peers import operand_sets
-from jaxplugin.lab.bench.peers import variants
-from jaxplugin.lab.bench.peers import verification
-from jaxplugin.ragged import api
-from jaxplugin.ragged import backends
-from jaxplugin.ragged import primitive
+from jaxplugin.lab.bench.peers import (
+  dot_variants,
+  operand_sets,
+  variants,
+  verification,
+)
+from jaxplugin.ragged import api, backends, primitive
 
 DENSE: Final = "dense dots"
 DEQUANTIZE: Final = "dequantize"

@@ -8,14 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
-from jaxplugin.lab.bench import execution
-from jaxplugin.lab.bench import measurement
-from jaxplugin.lab.bench.peers import expert_variants
-from jaxplugin.lab.bench.peers import verification
+from jaxplugin.lab.bench import execution, measurement
+from jaxplugin.lab.bench.peers import expert_variants, verification
 from jaxplugin.lab.bench.report import table
 from jaxplugin.testing import bench_results
 

@@ -9,8 +9,7 @@ compute the expected result from the quantized operands.
 from __future__ import annotations
 
 import functools
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp

@@ -9,8 +9,7 @@ The checks do not use the measured code. `ml_dtypes` decodes the operands, and
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 

@@ -9,14 +9,10 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any
-from typing import Final
-from typing import Literal
-from typing import NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from jaxplugin.core import atomic_files
-from jaxplugin.lab.bench import roofline
-from jaxplugin.lab.bench import timing
+from jaxplugin.lab.bench import roofline, timing
 from jaxplugin.lab.bench.peers import variants
 
 # The schema of the files. `read` rejects other schemas.

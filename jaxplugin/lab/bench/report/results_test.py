@@ -8,8 +8,7 @@ import os
 import pathlib
 import tempfile
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from jaxplugin.lab.bench.report import results
 from jaxplugin.testing import bench_results

@@ -5,14 +5,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
-from jaxplugin.lab.bench import roofline
-from jaxplugin.lab.bench import timing
+from jaxplugin.lab.bench import roofline, timing
 from jaxplugin.lab.bench.report import results
 from jaxplugin.printing import console
 

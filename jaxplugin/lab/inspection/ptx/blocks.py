@@ -12,18 +12,18 @@ undefined.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 
-from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import global_memory
-from jaxplugin.lab.inspection.ptx import parsing
-from jaxplugin.lab.inspection.ptx import shared_memory
-from jaxplugin.lab.inspection.ptx import tensor_memory
+from jaxplugin.lab.inspection.ptx import (
+  faults,
+  global_memory,
+  parsing,
+  shared_memory,
+  tensor_memory,
+)
 
 MBARRIER_BYTES: Final = shared_memory.MBARRIER_BYTES
 WARP: Final = shared_memory.WARP

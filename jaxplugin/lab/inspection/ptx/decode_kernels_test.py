@@ -14,9 +14,7 @@ from absl.testing import parameterized
 
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import decode
-from jaxplugin.kernels.gpu import matmul_plans
+from jaxplugin.kernels.gpu import configs, decode, matmul_plans
 from jaxplugin.lab.inspection import compile as kernel_compile
 from jaxplugin.lab.inspection.ptx import launching
 from jaxplugin.testing.kernels import gpu_operands

@@ -5,8 +5,7 @@
 import numpy as np
 from absl.testing import parameterized
 
-from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import shared_memory
+from jaxplugin.lab.inspection.ptx import faults, shared_memory
 from jaxplugin.testing.kernels import ptx_programs
 
 THREADS = 64

@@ -13,17 +13,18 @@ so hardware's last bits may differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
 
-from jaxplugin.lab.inspection.ptx import blocks
-from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import integers
-from jaxplugin.lab.inspection.ptx import parsing
-from jaxplugin.lab.inspection.ptx import rounding
+from jaxplugin.lab.inspection.ptx import (
+  blocks,
+  faults,
+  integers,
+  parsing,
+  rounding,
+)
 
 # The element type of each type, and the bits of a register.
 TYPES: Final = {

@@ -8,15 +8,12 @@ PTX ISA: "Integer Arithmetic Instructions", "Logic and Shift Instructions",
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
 
-from jaxplugin.lab.inspection.ptx import blocks
-from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import parsing
+from jaxplugin.lab.inspection.ptx import blocks, faults, parsing
 
 COMPARISONS: Final[dict[str, np.ufunc]] = {
   "eq": np.equal,

@@ -12,25 +12,25 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from jaxplugin.kernels import launching
-from jaxplugin.lab.inspection.ptx import blocks
-from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import floats
-from jaxplugin.lab.inspection.ptx import global_memory
-from jaxplugin.lab.inspection.ptx import integers
-from jaxplugin.lab.inspection.ptx import movement
-from jaxplugin.lab.inspection.ptx import parsing
-from jaxplugin.lab.inspection.ptx import products
-from jaxplugin.lab.inspection.ptx import synchronization
-from jaxplugin.lab.inspection.ptx import tcgen05
-from jaxplugin.lab.inspection.ptx import wgmma
+from jaxplugin.lab.inspection.ptx import (
+  blocks,
+  faults,
+  floats,
+  global_memory,
+  integers,
+  movement,
+  parsing,
+  products,
+  synchronization,
+  tcgen05,
+  wgmma,
+)
 
 # The value of each output byte before a launch.
 UNWRITTEN: Final = 0xA5

@@ -13,16 +13,12 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import launching
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import tiles_by_rule
+from jaxplugin.kernels import architectures, launching
+from jaxplugin.kernels.gpu import configs, tiles_by_rule
 from jaxplugin.kernels.gpu.ragged import plans as ragged_plans
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import ragged_suite
-from jaxplugin.testing.kernels import executed
-from jaxplugin.testing.kernels import executed_cases
-from jaxplugin.testing.kernels import gpu_operands
+from jaxplugin.testing.kernels import executed, executed_cases, gpu_operands
 
 pytestmark = pytest.mark.lab
 

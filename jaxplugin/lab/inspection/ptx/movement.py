@@ -8,19 +8,20 @@ ldmatrix, stmatrix, cvt, mov".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import ml_dtypes
 import numpy as np
 
-from jaxplugin.lab.inspection.ptx import blocks
-from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import integers
-from jaxplugin.lab.inspection.ptx import parsing
-from jaxplugin.lab.inspection.ptx import products
-from jaxplugin.lab.inspection.ptx import rounding
+from jaxplugin.lab.inspection.ptx import (
+  blocks,
+  faults,
+  integers,
+  parsing,
+  products,
+  rounding,
+)
 
 _MATRIX_ROWS: Final = 8
 _MATRIX_ROW_BYTES: Final = 16

@@ -11,8 +11,7 @@ from absl.testing import parameterized
 
 from jaxplugin.lab.inspection.ptx import faults
 from jaxplugin.testing import contract
-from jaxplugin.testing.kernels import executed
-from jaxplugin.testing.kernels import gpu_operands
+from jaxplugin.testing.kernels import executed, gpu_operands
 
 pytestmark = pytest.mark.lab
 

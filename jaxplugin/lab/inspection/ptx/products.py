@@ -17,10 +17,7 @@ from typing import Final
 import ml_dtypes
 import numpy as np
 
-from jaxplugin.lab.inspection.ptx import blocks
-from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import parsing
-from jaxplugin.lab.inspection.ptx import rounding
+from jaxplugin.lab.inspection.ptx import blocks, faults, parsing, rounding
 
 _LANE: Final = np.arange(blocks.WARP)
 GROUP: Final = _LANE // 4  # a lane's row in a fragment

@@ -10,12 +10,10 @@ import pytest
 from absl.testing import parameterized
 
 from jaxplugin.kernels import architectures
-from jaxplugin.kernels.gpu.quantization import quantize_config
-from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.kernels.gpu.quantization import quantize_config, quantize_plans
 from jaxplugin.lab.inspection.ptx import launching
 from jaxplugin.testing import prologue_cases
-from jaxplugin.testing.kernels import executed
-from jaxplugin.testing.kernels import quantize_cases
+from jaxplugin.testing.kernels import executed, quantize_cases
 
 pytestmark = pytest.mark.lab
 

@@ -13,18 +13,22 @@ import pytest
 from absl.testing import parameterized
 
 from jaxplugin.kernels import architectures
-from jaxplugin.kernels.gpu import block_scaled_matmul
-from jaxplugin.kernels.gpu import constraints
-from jaxplugin.kernels.gpu import matmul_plans
-from jaxplugin.kernels.gpu import quantized_plans
-from jaxplugin.kernels.gpu import tiles_by_rule
+from jaxplugin.kernels.gpu import (
+  block_scaled_matmul,
+  constraints,
+  matmul_plans,
+  quantized_plans,
+  tiles_by_rule,
+)
 from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.lab.inspection import compile
-from jaxplugin.testing.kernels import executed
-from jaxplugin.testing.kernels import executed_cases
-from jaxplugin.testing.kernels import gpu_operands
-from jaxplugin.testing.kernels import matmul_shapes
-from jaxplugin.testing.kernels import quantize_cases
+from jaxplugin.testing.kernels import (
+  executed,
+  executed_cases,
+  gpu_operands,
+  matmul_shapes,
+  quantize_cases,
+)
 
 pytestmark = pytest.mark.lab
 

@@ -17,10 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from jaxplugin.lab.inspection.ptx import blocks
-from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import integers
-from jaxplugin.lab.inspection.ptx import parsing
+from jaxplugin.lab.inspection.ptx import blocks, faults, integers, parsing
 
 _REDUCTIONS: Final = {**integers.ARITHMETIC, **integers.LOGIC}
 

@@ -23,13 +23,15 @@ from typing import Final
 
 import numpy as np
 
-from jaxplugin.lab.inspection.ptx import blocks
-from jaxplugin.lab.inspection.ptx import descriptors
-from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import parsing
-from jaxplugin.lab.inspection.ptx import products
-from jaxplugin.lab.inspection.ptx import synchronization
-from jaxplugin.lab.inspection.ptx import tensor_memory
+from jaxplugin.lab.inspection.ptx import (
+  blocks,
+  descriptors,
+  faults,
+  parsing,
+  products,
+  synchronization,
+  tensor_memory,
+)
 
 # Parts of the lanes, each with a copy of the scale factors, and their size.
 _PARTS: Final = 4

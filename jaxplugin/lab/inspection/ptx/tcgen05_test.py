@@ -6,8 +6,7 @@ import ml_dtypes
 import numpy as np
 from absl.testing import parameterized
 
-from jaxplugin.lab.inspection.ptx import descriptors
-from jaxplugin.lab.inspection.ptx import faults
+from jaxplugin.lab.inspection.ptx import descriptors, faults
 from jaxplugin.testing.kernels import ptx_programs
 
 THREADS = 128

@@ -16,8 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import shared_memory
+from jaxplugin.lab.inspection.ptx import faults, shared_memory
 
 LANES: Final = 128
 COLUMNS: Final = 512

@@ -17,11 +17,13 @@ from typing import Final
 
 import numpy as np
 
-from jaxplugin.lab.inspection.ptx import blocks
-from jaxplugin.lab.inspection.ptx import descriptors
-from jaxplugin.lab.inspection.ptx import faults
-from jaxplugin.lab.inspection.ptx import parsing
-from jaxplugin.lab.inspection.ptx import products
+from jaxplugin.lab.inspection.ptx import (
+  blocks,
+  descriptors,
+  faults,
+  parsing,
+  products,
+)
 
 _WARPS: Final = 4
 _THREADS: Final = _WARPS * blocks.WARP

@@ -5,18 +5,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
-from jaxplugin.lab.tuning.operations import operation
-from jaxplugin.lab.tuning.operations import registry
+from jaxplugin.core import decisions, targets
+from jaxplugin.lab.tuning.operations import operation, registry
 from jaxplugin.printing import console
 from jaxplugin.tables import records
 

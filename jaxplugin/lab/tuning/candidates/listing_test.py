@@ -9,18 +9,13 @@ import unittest
 
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot.backends import cpu_configs
-from jaxplugin.dot.backends import triton
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import constraints
-from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.candidates import triton_space
+from jaxplugin.core import formats, targets
+from jaxplugin.dot.backends import cpu_configs, triton
+from jaxplugin.kernels.gpu import configs, constraints
+from jaxplugin.lab.tuning.candidates import listing, triton_space
 from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.printing import console
 from jaxplugin.runtime import triton_library

@@ -8,19 +8,15 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from jaxplugin.core import targets
 from jaxplugin.dot import problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.explanation import estimates
 from jaxplugin.kernels import architectures
-from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import constraints
-from jaxplugin.kernels.gpu import matmul_plans
+from jaxplugin.kernels.gpu import configs, constraints, matmul_plans
 from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import records

@@ -6,22 +6,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import numpy as np
 
 from jaxplugin import dot
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import problems
+from jaxplugin.dot import backends, problems
 from jaxplugin.dot.backends import cpu_configs
 from jaxplugin.lab.tuning.candidates import triton_space
-from jaxplugin.lab.tuning.operations import operands
-from jaxplugin.lab.tuning.operations import operation
+from jaxplugin.lab.tuning.operations import operands, operation
 
 _GLOBAL_SCALES: Final = (2.0, 0.25)
 _EXTRAS: Final = ("bias", "residual", "global_scale")

@@ -14,10 +14,8 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats
-from jaxplugin.dot import primitive
-from jaxplugin.dot import reference
-from jaxplugin.lab.tuning.operations import dots
-from jaxplugin.lab.tuning.operations import operands
+from jaxplugin.dot import primitive, reference
+from jaxplugin.lab.tuning.operations import dots, operands
 from jaxplugin.testing import dot_problems
 
 side = dot_problems.operand

@@ -12,19 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import interleaving, layouts, scaled_array
 from jaxplugin.core import formats
-from jaxplugin.dot import problems
-from jaxplugin.dot import reference
+from jaxplugin.dot import problems, reference
 from jaxplugin.tables import matching
 
 # Values are at most 3, and scales are at most 2. A product is at most 36 and a

@@ -5,24 +5,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.core import decisions
-from jaxplugin.core import targets
+from jaxplugin.core import decisions, targets
 from jaxplugin.dot import problems
 from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.quantization import problems as quantization
 from jaxplugin.ragged import problems as ragged
-from jaxplugin.tables import matching
-from jaxplugin.tables import records
-from jaxplugin.tables import resolution
+from jaxplugin.tables import matching, records, resolution
 
 Problem = (
   problems.DotProblem

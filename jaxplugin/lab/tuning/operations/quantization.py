@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import ml_dtypes
 import numpy as np
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.lab.tuning.operations import operands
-from jaxplugin.lab.tuning.operations import operation
-from jaxplugin.quantization import backends
-from jaxplugin.quantization import dequantization
-from jaxplugin.quantization import problems
-from jaxplugin.quantization import prologues
-from jaxplugin.quantization import quantize_primitive
+from jaxplugin.core import formats, targets
+from jaxplugin.lab.tuning.operations import operands, operation
+from jaxplugin.quantization import (
+  backends,
+  dequantization,
+  problems,
+  prologues,
+  quantize_primitive,
+)
 from jaxplugin.quantization.backends import xla
 from jaxplugin.repro import oracle
 from jaxplugin.runtime import lowering

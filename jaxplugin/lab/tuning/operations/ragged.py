@@ -9,22 +9,16 @@ of exact operands belong to no group.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-from typing import Final
+from typing import Any, Final
 
 import jax
 import numpy as np
 
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.dot.backends import cpu_configs
-from jaxplugin.lab.tuning.operations import operands
-from jaxplugin.lab.tuning.operations import operation
-from jaxplugin.ragged import api
-from jaxplugin.ragged import backends
-from jaxplugin.ragged import general
-from jaxplugin.ragged import problems
+from jaxplugin.lab.tuning.operations import operands, operation
+from jaxplugin.ragged import api, backends, general, problems
 
 _GLOBAL_SCALE: Final = 0.5
 _ROWS_WITHOUT_GROUP: Final = 3

@@ -8,10 +8,12 @@ from typing import Final
 
 from jaxplugin.core import targets
 from jaxplugin.dot import problems
-from jaxplugin.lab.tuning.operations import dots
-from jaxplugin.lab.tuning.operations import operation
-from jaxplugin.lab.tuning.operations import quantization
-from jaxplugin.lab.tuning.operations import ragged
+from jaxplugin.lab.tuning.operations import (
+  dots,
+  operation,
+  quantization,
+  ragged,
+)
 from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.ragged import problems as ragged_problems
 from jaxplugin.tables import records

@@ -11,8 +11,7 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin import repro
@@ -23,8 +22,7 @@ from jaxplugin.dot.backends import xla
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.operations import operands
-from jaxplugin.lab.tuning.operations import registry
+from jaxplugin.lab.tuning.operations import operands, registry
 from jaxplugin.lab.tuning.trials import jobs
 from jaxplugin.operation import failures
 from jaxplugin.quantization import problems as quantization

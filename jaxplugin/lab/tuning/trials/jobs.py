@@ -12,26 +12,19 @@ import base64
 import functools
 import pickle
 import time
-from collections.abc import Callable
-from collections.abc import Mapping
-from typing import Any
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
 from jaxplugin.core import targets
-from jaxplugin.explanation import diagnostics
-from jaxplugin.explanation import estimates
-from jaxplugin.lab.bench import devices
-from jaxplugin.lab.bench import execution
-from jaxplugin.lab.bench.peers import operand_sets
-from jaxplugin.lab.bench.peers import variants
+from jaxplugin.explanation import diagnostics, estimates
+from jaxplugin.lab.bench import devices, execution
+from jaxplugin.lab.bench.peers import operand_sets, variants
 from jaxplugin.lab.compilation import triton_dots
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.operations import operands
-from jaxplugin.lab.tuning.operations import operation
-from jaxplugin.lab.tuning.operations import registry
+from jaxplugin.lab.tuning.operations import operands, operation, registry
 from jaxplugin.lab.tuning.trials import race
 from jaxplugin.repro import saving
 from jaxplugin.tables import resolution

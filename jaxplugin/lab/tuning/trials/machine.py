@@ -12,19 +12,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Final
 
 from jaxplugin.core import targets
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.operations import operation
-from jaxplugin.lab.tuning.operations import registry
-from jaxplugin.lab.tuning.trials import jobs
-from jaxplugin.lab.tuning.trials import pool
-from jaxplugin.lab.tuning.trials import race
+from jaxplugin.lab.tuning.operations import operation, registry
+from jaxplugin.lab.tuning.trials import jobs, pool, race
 
 Progress = Callable[[str], None]
 

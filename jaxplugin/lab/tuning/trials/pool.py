@@ -17,13 +17,9 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from typing import Any
-from typing import Final
-from typing import Literal
+from typing import Any, Final, Literal
 
 from jaxplugin.runtime import child_process
 
