@@ -90,9 +90,9 @@ class PlanTablesTest(absltest.TestCase):
       for format, size in expected.items():
         self.assertAlmostEqual(found[False, format], size, 3)
       if "cpu" not in command:
-        # In training, kernels of GPUs fuse two norms, the activation and both of
-        # its gradients. They read a norm's x again, and write and read three f32
-        # numbers of each row.
+        # In training, kernels of GPUs fuse two norms, the activation and both
+        # of its gradients. They read a norm's x again, and write and read three
+        # f32 numbers of each row.
         norms = 2 * (channels * (2 + 2 - 2) - 2 * 3 * 4)
         saved = found[True, "mxfp8"] - found[True, "mxfp8 fused"]
         self.assertAlmostEqual(saved, 3 * hidden * (2 + 2) + norms, 3)

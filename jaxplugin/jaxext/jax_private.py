@@ -505,8 +505,8 @@ def _own_files() -> frozenset[str]:
 
 
 def is_own(jaxpr: Any) -> bool:
-  """Returns whether a closed jaxpr is of a function of this package."""
-  filename = jaxpr.jaxpr.debug_info.func_filename
+  """Returns whether a jaxpr, closed or not, is of this package's function."""
+  filename = getattr(jaxpr, "jaxpr", jaxpr).debug_info.func_filename
   return filename is not None and filename in _own_files()
 
 

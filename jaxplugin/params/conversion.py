@@ -346,29 +346,35 @@ def _decided(
       return dataclasses.replace(choice, reason=reason)
     changes: dict[str, Any] = {}
   elif isinstance(answer, (str, formats.BlockFormat)):
-    changes = {"format": formats.resolve(WHO, answer, "the result of where")}
+    what = f"the result of where for {_name(leaf)}"
+    changes = {"format": formats.resolve(WHO, answer, what)}
   elif isinstance(answer, (int, np.integer, tuple)):
     changes = {"dims": _axes(answer, leaf)}
   else:
     raise TypeError(
       f"{WHO}: where must return True, False, an axis, a tuple of axes or a"
-      f" format, got {error_context.shown(answer)} for {leaf.path}"
+      f" format, got {error_context.shown(answer)} for {_name(leaf)}"
     )
+  why = f" ({choice.reason})" if choice.reason else ""
   choice = dataclasses.replace(choice, **changes, reason="")
   if choice.dims is None or not choice.dims.contracting:
     raise ValueError(
-      f"{WHO}: the contracting axis of {leaf.path} of shape {leaf.shape}"
-      " cannot be inferred, and where returned no axis; return the axis from"
-      " where"
+      f"{WHO}: the contracting axis of {_name(leaf)} of shape {leaf.shape}"
+      f" cannot be inferred{why}, and where returned no axis; return the axis"
+      " from where, or False to leave it unquantized"
     )
   k = math.prod(leaf.shape[d] for d in choice.dims.contracting)
   if k == 0 or not choice.format.fits(k):
     raise ValueError(
-      f"{WHO}: where must return False for {leaf.path} of shape {leaf.shape},"
+      f"{WHO}: where must return False for {_name(leaf)} of shape {leaf.shape},"
       f" because {_indivisible(k, choice.format)}; return False, or pad the"
       " array"
     )
   return choice
+
+
+def _name(leaf: leaves_lib.Leaf) -> str:
+  return leaf.path or "the array"
 
 
 def _axes(answer: Any, leaf: leaves_lib.Leaf) -> recognition.WeightDims:
@@ -378,8 +384,9 @@ def _axes(answer: Any, leaf: leaves_lib.Leaf) -> recognition.WeightDims:
   in_range = rank >= 2 and all(0 <= a < rank for a in axes)
   if not axes or not in_range or len(set(axes)) == rank:
     raise ValueError(
-      f"{WHO}: where must return axes of {leaf.path} of shape {leaf.shape}, and"
-      f" not all of them, got {error_context.shown(answer)}"
+      f"{WHO}: where must return axes of {_name(leaf)} of shape {leaf.shape},"
+      f" from {-rank} to {rank - 1} and not all of them, got"
+      f" {error_context.shown(answer)}; return False to leave it unquantized"
     )
   contracting = tuple(sorted(set(axes)))
   lead = min(contracting[0], max(rank - 1 - len(contracting), 0))

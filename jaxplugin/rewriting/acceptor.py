@@ -43,6 +43,7 @@ from jaxplugin.rewriting import (
 )
 from jaxplugin.training import ragged as training_ragged
 
+_SLICES: Final = ("slice", "dynamic_slice", "gather", "split", "unstack")
 WHO: Final = "accept_quantized"
 
 _DOTS: Final = ("dot_general", ragged_dots.NAME)
@@ -356,10 +357,16 @@ class Acceptor(calls.Walker):
       self.outcome.warned.add((path, name))
       frame = jax_private.user_frame()
       place = f" at {frame}" if frame else ""
+      remedy = "Change that line"
+      if name in _SLICES:
+        remedy = (
+          "Scan over stacked layers with jax.lax.scan, split the parameters"
+          " before quantize_params"
+        )
       warnings.warn(
         f"{WHO}: the whole of {path} is dequantized for {name}{place}:"
         f" {reason}. The result is correct, but this saves no memory traffic."
-        " Change that line, or leave the weight unquantized with"
+        f" {remedy}, or leave the weight unquantized with"
         " quantize_params(where=)",
         error_context.NotQuantizedWarning,
         stacklevel=2,

@@ -15,7 +15,6 @@ from jax.extend import core as extend_core
 from jaxplugin.core import error_context
 from jaxplugin.jaxext import jax_private, program
 from jaxplugin.jaxext.tracing import binding_private, interception_private
-from jaxplugin.quantization import prologues
 from jaxplugin.rewriting import calls, operands, patterns, sources
 from jaxplugin.rewriting import sites as sites_lib
 from jaxplugin.training import activation_gradients, quantized_operand, settings
@@ -76,6 +75,7 @@ class Dots(calls.Walker):
     sites: matmuls that were decided about.
     results: results of matmuls by identity, which stays alive; only recorded to
       fuse activations.
+    of_rules: identities of results of functions with a derivative of their own.
     is_changed: whether a matmul was replaced.
   """
 
@@ -91,6 +91,7 @@ class Dots(calls.Walker):
   )
   sites: list[sites_lib.DecidedSite] = dataclasses.field(default_factory=list)
   results: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+  of_rules: dict[int, Any] = dataclasses.field(default_factory=dict)
   is_changed: bool = False
 
   def product(
@@ -156,14 +157,30 @@ class Dots(calls.Walker):
       for x in out if primitive.multiple_results else [out]:
         self.note_result(x)
 
-  def _attached(self, y: Any, call: prologues.Call) -> Any:
+  def note_rule(self, results: Sequence[Any]) -> None:
+    """Records the results of a function with a derivative of its own.
+
+    Such a function may return its argument, whose identity is the same.
+    """
+    for x in results:
+      identity = binding_private.identity(x)
+      self.of_rules[id(identity)] = identity
+
+  def _attached(self, y: Any, found: patterns.Found) -> Any:
     """Returns an activation whose backward pass other matmuls recognize.
 
     A found call has values below all transformations. They are replaced by
     results of matmuls, which may be differentiated. If an operand is no such
-    result, y keeps the derivative of the model's code.
+    result, or if the model's code has a derivative of its own, y keeps that of
+    the code.
     """
-    if call.prologue.is_norm:
+    call = found.call
+    assert call is not None
+    if (
+      call.prologue.is_norm
+      or found.has_own_derivative
+      or not found.seen.isdisjoint(self.of_rules)
+    ):
       return y
     given = {"x": call.x, **call.more}
     if binding_private.staged(y) is not y:
@@ -215,7 +232,7 @@ class Dots(calls.Walker):
       elif in_training:
         note = f"{sites_lib.NOT_IN_TRAINING}{in_training}"
     if is_fused and found.call is not None:
-      y = args[index] if note else self._attached(args[index], found.call)
+      y = args[index] if note else self._attached(args[index], found)
       given[index] = quantized_operand.Produced(y, found.call)
     chain = sites_lib.Chain(
       name=found.name,

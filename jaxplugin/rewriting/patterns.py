@@ -22,7 +22,7 @@ from jaxplugin.core import error_context, formats
 from jaxplugin.jaxext import jax_private, program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.quantization import prologues
-from jaxplugin.rewriting import sites, sources
+from jaxplugin.rewriting import calls, sites, sources
 
 _CALLS: Final = frozenset(
   {
@@ -89,11 +89,16 @@ class Found:
     name: such as "rms_norm with weight".
     call: the prologue and its operands; None if no prologue computes the value.
     reason: why no prologue does; "" if one does.
+    seen: identities of the values that were compared with patterns.
+    has_own_derivative: whether the code may have another derivative than the
+      prologue: a custom rule, or `lax.clamp`, whose derivative is 0 at limits.
   """
 
   name: str
   call: prologues.Call | None = None
   reason: str = ""
+  seen: frozenset[int] = frozenset()
+  has_own_derivative: bool = False
 
 
 def find(x: Any) -> Found | None:
@@ -111,7 +116,12 @@ def find(x: Any) -> Found | None:
     if found.call is None:
       return found
     if not is_constrained:
-      return dataclasses.replace(found, call=_as_of(x, found.call))
+      return dataclasses.replace(
+        found,
+        call=_as_of(x, found.call),
+        seen=frozenset(matcher.seen),
+        has_own_derivative=matcher.has_own_derivative,
+      )
     reason = "a sharding constraint is between it and the matmul"
     return Found(name=found.name, reason=reason)
   what, value = matcher.before_operations(value)
@@ -314,6 +324,8 @@ class _Matcher:
     # Functions of operations, by operation and enclosing function. A repeated
     # visit must give equal values. The operation stays alive.
     self._functions: dict[tuple[int, int], tuple[Any, _Function]] = {}
+    self.seen: set[int] = set()
+    self.has_own_derivative = False
 
   # Values.
 
@@ -322,12 +334,17 @@ class _Matcher:
     while True:
       atom, function = value
       if function is None:
+        self.seen.add(id(binding_private.identity(atom)))
         made = binding_private.maker(atom)
       else:
         made = function.maker(atom)
       if made is None:
         return None
       eqn, index = made
+      if eqn.primitive.name in calls.CUSTOM_RULES:
+        self.has_own_derivative |= not any(
+          map(jax_private.is_own, program.jaxprs_of(tuple(eqn.params.values())))
+        )
       if function is None:
         operands = [_Value(x, None) for x in eqn.in_tracers]
       else:
@@ -848,6 +865,7 @@ class _Matcher:
           low = max(low, n)
         case "clamp", (float(least), None, float(most)):
           low, high = max(low, least), min(high, most)
+          self.has_own_derivative = True
         case _:
           break
       value = operands[numbers.index(None)]

@@ -274,6 +274,10 @@ class _Watcher:
       origins = [new or old for new, old in zip(found, origins, strict=True)]
     start = len(dots.sites)
     out = self._bind(bind, primitive, args, params, dots, origins)
+    functions = params.get("subfuns")
+    is_own = functions and jax_private.is_own_function(functions[0])
+    if primitive.name in calls.CUSTOM_RULES and not is_own:
+      dots.note_rule(out)
     self._seen.sites += dots.sites[start:]
     sites.record(dots.sites[start:])
     if "subfuns" not in params:

@@ -4,11 +4,13 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
+from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -46,6 +48,25 @@ def arrays(dtype=jnp.float32):
     for name, size in sizes.items()
   }
   return params, jnp.asarray(rng.standard_normal(SHAPE), dtype)
+
+
+def scaled_derivative(rule, fn):
+  """Returns `fn` with a custom rule: its derivative times -3."""
+  if rule == "jvp":
+    new = jax.custom_jvp(fn)
+
+    @new.defjvp
+    def _(primals, tangents):
+      y, tangent = jax.jvp(fn, primals, tangents)
+      return y, -3 * tangent
+
+    return new
+  new = jax.custom_vjp(fn)
+  new.defvjp(
+    lambda x: jax.vjp(fn, x),
+    lambda vjp, g: jax.tree.map(lambda a: -3 * a, vjp(g)),
+  )
+  return new
 
 
 def fused(fn, recipe="mxfp8"):
@@ -189,6 +210,58 @@ class FusedGradientsTest(parameterized.TestCase):
         error, usual = (np.linalg.norm(np.asarray(e - c)) for e in (a, b))
         self.assertLess(error, 1.1 * usual)
         self.assertLess(error, 0.12 * np.linalg.norm(np.asarray(c)))
+
+  @parameterized.parameters(
+    (rule, place, form)
+    for form in ("outside", "inside", "checkpoint", "jit")
+    for rule, place in (
+      ("clamp", "up"),
+      *itertools.product(
+        ("vjp", "jvp"), ("gate", "up", "silu", "product", "own silu")
+      ),
+    )
+  )
+  def test_derivatives_of_the_code_are_kept(self, rule, place, form):
+    """The code's derivative is that of the function times -3, or 0."""
+    ones = jnp.ones((FEATURES, HIDDEN)) / 8
+    params = {"gate": ones, "up": ones, "down": ones.T}
+    x = jnp.ones(SHAPE)
+    if rule == "clamp":  # All factors are 8, the limit.
+      gated = lambda g, u: g * jax.nn.sigmoid(1.702 * g) * (u + 1)
+      fn = lambda p, x: (
+        gated(
+          jnp.minimum(x @ p["gate"], 8.0), lax.clamp(-8.0, x @ p["up"], 8.0)
+        )
+        @ p["down"]
+      )
+    else:
+      with_rule = functools.partial(scaled_derivative, rule)
+      at = lambda name, f: with_rule(f) if place == name else f
+      identity = lambda x: x
+      silu = at("own silu", at("silu", jax.nn.silu))
+
+      def fn(params, x):
+        gate = at("gate", identity)(x @ params["gate"])
+        up = at("up", identity)(x @ params["up"])
+        return at("product", identity)(silu(gate) * up) @ params["down"]
+
+    def gradient(is_fused):
+      quantize = functools.partial(
+        jp.quantize_dots, recipe="mxfp8", fuse_activations=is_fused
+      )
+      loss = lambda fn: lambda params: fn(params, x).sum()
+      if form == "inside":
+        inner = quantize(jax.grad(lambda params, x: fn(params, x).sum()))
+        return jax.jit(inner)(params, x)
+      wrap = {"checkpoint": jax.checkpoint, "jit": jax.jit}.get(form)
+      return jax.jit(jax.grad(loss(quantize(wrap(fn) if wrap else fn))))(params)
+
+    got, want = gradient(True), gradient(False)
+    for name, value in want.items():
+      largest = abs(np.asarray(value)).max()
+      np.testing.assert_allclose(
+        got[name], value, rtol=0, atol=0.02 * largest + 1e-6, err_msg=name
+      )
 
   def test_other_gradients_are_quantized_separately(self):
     params, x = arrays()

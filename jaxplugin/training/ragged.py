@@ -208,10 +208,14 @@ class _Product(products.Product):
   def masks(self) -> bool:
     """Whether rows without a group are set to zero.
 
-    They would otherwise change a global scale, and thereby all other rows.
+    They would otherwise change a scale of other rows: a global scale, or that
+    of a block with all rows.
     """
     rows, _ = self.operand_formats
-    return rows is not None and rows.has_global_scale
+    if rows is None:
+      return False
+    has_one_block = self.is_contraction and self.lhs.multiple == 1
+    return rows.has_global_scale or has_one_block
 
   @property
   def is_contraction(self) -> bool:
@@ -221,9 +225,9 @@ class _Product(products.Product):
   def prepared(
     self, side: products.Side, x: jax.Array, sizes: Any
   ) -> jax.Array:
-    if self.is_contraction:
+    if self.is_contraction and self.lhs.multiple > 1:
       return groups.align(x, sizes, self.lhs.multiple)[0]
-    if side == "rhs" or not self.masks:
+    if not self.masks or (side == "rhs" and not self.is_contraction):
       return x
     return groups.masked(x, sizes)
 

@@ -101,6 +101,18 @@ class ProductsTest(parameterized.TestCase):
         bound = gradients_oracle.BOUND * e.magnitude + 1e-300
         np.testing.assert_array_less(np.abs(actual - e.value), bound)
 
+  @parameterized.parameters("fp8_row", "int8_row")
+  def test_rows_of_no_group_change_no_scale_of_all_rows(self, format):
+    x, w, g = _arrays()
+    is_own = np.arange(_M)[:, None] < _ROWS
+    step = _step(_dot(format, None))
+    zeros = step(np.where(is_own, x, 0), w, np.where(is_own, g, 0))
+    for number in (1e6, np.nan):
+      other = np.float32(number)
+      found = step(np.where(is_own, x, other), w, np.where(is_own, g, other))
+      for a, b in zip(found, zeros, strict=True):
+        np.testing.assert_array_equal(a, b)
+
   @parameterized.parameters(*((a, b) for a in (0, 1) for b in range(3)))
   @pytest.mark.full
   def test_other_orders_of_dimensions_are_the_same(self, m_dim, group):
