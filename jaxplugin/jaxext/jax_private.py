@@ -511,8 +511,8 @@ def is_own(jaxpr: Any) -> bool:
 
 
 def is_of_jax(jaxpr: Any) -> bool:
-  """Returns whether a closed jaxpr is of a JAX function like `jnp.matmul`."""
-  filename = jaxpr.jaxpr.debug_info.func_filename
+  """Returns whether a jaxpr is of a JAX function like `jnp.matmul`."""
+  filename = getattr(jaxpr, "jaxpr", jaxpr).debug_info.func_filename
   return filename is not None and filename.startswith(_jax_directory())
 
 

@@ -274,10 +274,8 @@ class _Watcher:
       origins = [new or old for new, old in zip(found, origins, strict=True)]
     start = len(dots.sites)
     out = self._bind(bind, primitive, args, params, dots, origins)
-    functions = params.get("subfuns")
-    is_own = functions and jax_private.is_own_function(functions[0])
-    if primitive.name in calls.CUSTOM_RULES and not is_own:
-      dots.note_rule(out)
+    if _has_rule(primitive, params):
+      dots.note_rule(out if primitive.multiple_results else [out])
     self._seen.sites += dots.sites[start:]
     sites.record(dots.sites[start:])
     if "subfuns" not in params:
@@ -352,3 +350,15 @@ class _Watcher:
       return _Watcher(inside, self._origins, self._seen, is_rule=is_rule)
 
     return make
+
+
+def _has_rule(primitive: Any, params: dict[str, Any]) -> bool:
+  """Returns whether a function of the code has a derivative of its own.
+
+  If JAX differentiates the code as it runs, it replaces such a function inside
+  of a jitted or checkpointed one by its derivative.
+  """
+  if primitive.name not in calls.CUSTOM_RULES:
+    return calls.any_contains(params, calls.CUSTOM_RULES)
+  functions = params.get("subfuns")
+  return not (functions and jax_private.is_own_function(functions[0]))

@@ -213,7 +213,14 @@ class FusedGradientsTest(parameterized.TestCase):
 
   @parameterized.parameters(
     (rule, place, form)
-    for form in ("outside", "inside", "checkpoint", "jit")
+    for form in (
+      "outside",
+      "inside",
+      "checkpoint",
+      "jit",
+      "jitted silu",
+      "checkpointed silu",
+    )
     for rule, place in (
       ("clamp", "up"),
       *itertools.product(
@@ -239,6 +246,10 @@ class FusedGradientsTest(parameterized.TestCase):
       at = lambda name, f: with_rule(f) if place == name else f
       identity = lambda x: x
       silu = at("own silu", at("silu", jax.nn.silu))
+      if form == "jitted silu":
+        silu, identity = jax.jit(silu), jax.jit(identity)
+      if form == "checkpointed silu":
+        silu = jax.checkpoint(silu)
 
       def fn(params, x):
         gate = at("gate", identity)(x @ params["gate"])
