@@ -75,7 +75,7 @@ class Dots(calls.Walker):
     sites: matmuls that were decided about.
     results: results of matmuls by identity, which stays alive; only recorded to
       fuse activations.
-    of_rules: identities of results of functions with a derivative of their own.
+    of_rules: identities of results of functions with a custom derivative.
     is_changed: whether a matmul was replaced.
   """
 
@@ -158,7 +158,7 @@ class Dots(calls.Walker):
         self.note_result(x)
 
   def note_rule(self, results: Sequence[Any]) -> None:
-    """Records the results of a function with a derivative of its own.
+    """Records the results of a function with a custom derivative.
 
     Such a function may return its argument, whose identity is the same.
     """
@@ -170,15 +170,15 @@ class Dots(calls.Walker):
     """Returns an activation whose backward pass other matmuls recognize.
 
     A found call has values below all transformations. They are replaced by
-    results of matmuls, which may be differentiated. If an operand is no such
-    result, or if the model's code has a derivative of its own, y keeps that of
-    the code.
+    results of matmuls, which may be differentiated. If an operand is none of
+    them, or if the model's code has a custom derivative, y keeps the derivative
+    of the code.
     """
     call = found.call
     assert call is not None
     if (
       call.prologue.is_norm
-      or found.has_own_derivative
+      or found.has_custom_derivative
       or not found.seen.isdisjoint(self.of_rules)
     ):
       return y

@@ -90,7 +90,7 @@ class Found:
     call: the prologue and its operands; None if no prologue computes the value.
     reason: why no prologue does; "" if one does.
     seen: identities of the values that were compared with patterns.
-    has_own_derivative: whether the code may have another derivative than the
+    has_custom_derivative: whether the code may have another derivative than the
       prologue: a custom rule, or `lax.clamp`, whose derivative is 0 at limits.
   """
 
@@ -98,7 +98,7 @@ class Found:
   call: prologues.Call | None = None
   reason: str = ""
   seen: frozenset[int] = frozenset()
-  has_own_derivative: bool = False
+  has_custom_derivative: bool = False
 
 
 def find(x: Any) -> Found | None:
@@ -120,7 +120,7 @@ def find(x: Any) -> Found | None:
         found,
         call=_as_of(x, found.call),
         seen=frozenset(matcher.seen),
-        has_own_derivative=matcher.has_own_derivative,
+        has_custom_derivative=matcher.has_custom_derivative,
       )
     reason = "a sharding constraint is between it and the matmul"
     return Found(name=found.name, reason=reason)
@@ -325,7 +325,7 @@ class _Matcher:
     # visit must give equal values. The operation stays alive.
     self._functions: dict[tuple[int, int], tuple[Any, _Function]] = {}
     self.seen: set[int] = set()
-    self.has_own_derivative = False
+    self.has_custom_derivative = False
 
   # Values.
 
@@ -342,7 +342,7 @@ class _Matcher:
         return None
       eqn, index = made
       if eqn.primitive.name in calls.CUSTOM_RULES:
-        self.has_own_derivative |= not any(
+        self.has_custom_derivative |= not any(
           map(jax_private.is_own, program.jaxprs_of(tuple(eqn.params.values())))
         )
       if function is None:
@@ -865,7 +865,7 @@ class _Matcher:
           low = max(low, n)
         case "clamp", (float(least), None, float(most)):
           low, high = max(low, least), min(high, most)
-          self.has_own_derivative = True
+          self.has_custom_derivative = True
         case _:
           break
       value = operands[numbers.index(None)]

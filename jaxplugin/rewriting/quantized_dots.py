@@ -353,7 +353,7 @@ class _Watcher:
 
 
 def _has_rule(primitive: Any, params: dict[str, Any]) -> bool:
-  """Returns whether a function of the code has a derivative of its own.
+  """Returns whether a function of the code has a custom derivative.
 
   If JAX differentiates the code as it runs, it replaces such a function inside
   of a jitted or checkpointed one by its derivative.
