@@ -545,19 +545,28 @@ def _gradient_of_tile(
   factor = tiles.load_runs(
     up, batch, row, column_start, of_rows, of_columns, STRIDES, BLOCK_M, BLOCK_K
   ).to(tl.float32)
-  given = tiles.load_runs(
-    cotangent,
-    batch,
-    row,
-    column_start,
-    of_rows,
-    of_columns,
-    QUANTIZED.prologue.strides_of_gates(STRIDES),
-    BLOCK_M,
-    BLOCK_K,
-  ).to(tl.float32)
+  column = column_start + tl.arange(0, BLOCK_K)
+  if is_split:  # The cotangent has half of the features of x.
+    row_stride: tl.constexpr = STRIDES[1] // 2 if is_minor else STRIDES[1]
+    column_stride: tl.constexpr = STRIDES[2] if is_minor else STRIDES[2] // 2
+    pointers = cotangent + batch * (STRIDES[0] // 2)
+    pointers += row[:, None] * row_stride + column[None, :] * column_stride
+    inside = (row < of_rows)[:, None] & (column < of_columns)[None, :]
+    given = tl.load(pointers, mask=inside, other=0.0)
+  else:
+    given = tiles.load_runs(
+      cotangent,
+      batch,
+      row,
+      column_start,
+      of_rows,
+      of_columns,
+      STRIDES,
+      BLOCK_M,
+      BLOCK_K,
+    )
+  given = given.to(tl.float32)
   if QUANTIZED.prologue.has_bias:
-    column = column_start + tl.arange(0, BLOCK_K)
     if is_minor:
       gate_bias, up_bias = _biases(bias, column, gates, QUANTIZED)
       gate, factor = gate + gate_bias[None, :], factor + up_bias[None, :]

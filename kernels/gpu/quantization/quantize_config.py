@@ -148,13 +148,6 @@ class Prologue:
   def gradient_of_halves(self) -> bool:
     return bool(self.gradient and self.halves)
 
-  def strides_of_gates(self, strides: Sizes) -> Sizes:
-    """Returns the strides of a cotangent, given those of x."""
-    if not self.gradient_of_halves:
-      return strides
-    batch, row, k = strides
-    return (batch // 2, row // 2, k) if k == 1 else (batch // 2, row, k // 2)
-
   @property
   def has_statistics(self) -> bool:
     return "statistics" in self.operands
