@@ -4,8 +4,8 @@
 
 An `Acceptor` sees each operation of a function: it is an
 `interception_private.Interceptor`. Code gets a weight as a plain array. Its
-result after reshapes, transposes, conversions and slices is a `View`, which
-maps its dimensions to those of the weight. A matmul by a view is a matmul by
+result after reshapes, transposes and conversions is a `View`, which maps its
+dimensions to those of the weight. A matmul by a view is a matmul by
 the stored weight.
 """
 

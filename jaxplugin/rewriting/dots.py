@@ -170,9 +170,9 @@ class Dots(calls.Walker):
     """Returns an activation whose backward pass other matmuls recognize.
 
     A found call has values below all transformations. They are replaced by
-    results of matmuls, which may be differentiated. If an operand is none of
-    them, or if the model's code has a custom derivative, y keeps the derivative
-    of the code.
+    results of matmuls, which may be differentiated. If another operation
+    computes an operand, or if the model's code has a custom derivative, y keeps
+    the derivative of the code.
     """
     call = found.call
     assert call is not None

@@ -47,7 +47,7 @@ def attached(y: jax.Array, call: prologues.Call) -> jax.Array:
 def _attached(
   prologue: prologues.Prologue, y: jax.Array, operands: list[jax.Array]
 ) -> jax.Array:
-  del prologue, operands  # y has no derivative with respect to itself
+  del prologue, operands  # the derivative is that by the operands only
   return y
 
 

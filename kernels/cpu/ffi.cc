@@ -173,10 +173,10 @@ size_t ArgumentsOf(const Prologue& prologue) {
   return prologue.gradient == PrologueGradient::kNone ? 4 : 5;
 }
 
-// Reads the further arguments of a prologue, (up, weight, bias, residual) and the
-// cotangent of a gradient, of which f32[0] is absent, and its results from number `at` of the further
-// results on: the sum with a residual, then optionally amax and the prologue's
-// result.
+// Reads the further arguments of a prologue: up, weight, bias and residual, each
+// f32[0] if absent, and the cotangent of a gradient. Reads its results, which
+// begin at number `at` of the further results: the sum with a residual, then
+// optionally amax and the prologue's result.
 void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
                         int64_t k, const ffi::RemainingArgs& arguments,
                         ffi::RemainingRets& results, size_t at,
