@@ -24,7 +24,7 @@ from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.params import recognition
 from jaxplugin.printing import console
 from jaxplugin.rewriting import acceptor as acceptor_lib
-from jaxplugin.rewriting import facts
+from jaxplugin.rewriting import facts, weights
 
 WHO: Final = "quantize_params"
 # 64 x 64. Smaller arrays have few bytes to save.
@@ -563,10 +563,13 @@ def uses(
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=("array", "layers"),
-  meta_fields=("path",),
+  meta_fields=("path", "is_part", "is_rows"),
 )
-class _Parameter(acceptor_lib.Weight):
+class _Parameter(weights.Weight):
   """A weight that is not quantized."""
+
+  def taken(self, dim: int, index: Any) -> _Parameter:
+    raise facts.NotSupported("only a part of it is used")
 
   def dequantized(self, dtype: Any) -> Any:
     return self.selected()

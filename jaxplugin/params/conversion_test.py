@@ -303,6 +303,7 @@ class CallTest(parameterized.TestCase):
       "d": normal(64, 4, 16),
       "e": normal(4, 16, 64),
       "f": normal(5, 64, 64),
+      "in_turn": normal(2, 64, 64),
       "unused": normal(64, 64),
       "tied": normal(96, 64),
       "looked_up": normal(64, 64),
@@ -321,6 +322,8 @@ class CallTest(parameterized.TestCase):
       y = jnp.einsum("ths,hsd->td", q, p["e"])
       sizes = jnp.array([1, 2, 0, 4, 0], jnp.int32)
       y = jax.lax.ragged_dot(y, p["f"], sizes)
+      for layer in p["in_turn"]:
+        y = y @ layer
       x = jnp.einsum("ltk,kln->ltn", x[None], p["layers_second"])
       x = jnp.einsum(
         "ltk,kln->ltn", jnp.tile(x, (3, 1, 1)), p["layers_in_the_middle"]
@@ -338,6 +341,7 @@ class CallTest(parameterized.TestCase):
       ("d", (0,)),
       ("e", (0, 1)),
       ("f", (1,)),
+      ("in_turn", (1,)),
     ):
       with self.subTest(path):
         self.assertEqual(found[path], contracting)

@@ -21,6 +21,7 @@ from jaxplugin.dot import backends
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.rewriting import acceptor as acceptor_lib
 from jaxplugin.rewriting import facts
+from jaxplugin.rewriting import weights as weights_lib
 
 WHO: Final = acceptor_lib.WHO
 
@@ -43,11 +44,11 @@ def accept_quantized(
   `QuantizedWeight` as an array of the weight's shape. A matmul by it
   (`lax.dot_general`, `lax.ragged_dot` and callers) becomes `block_scaled_dot`,
   `linear` or `ragged_dot` of the quantized weight. The weight may be reshaped,
-  transposed or converted before, scanned over layers, and used inside
-  transformations. Rounding by a conversion is left out.
+  transposed, converted, sliced, gathered from, scanned over layers, and used
+  inside transformations. Rounding by a conversion is left out.
 
   Other operations use the dequantized array, with a warning. Take derivatives
-  by other arguments outside: `jax.grad(loss)`.
+  outside: `jax.grad(loss)`.
   docs/how_to/quantize_model.md is the guide.
 
   Args:
@@ -232,7 +233,7 @@ class _Weights:
       order[array.axis], order[-1] = order[-1], array.axis
       array = array.transpose(*order)
     value = self._acceptor.enter(
-      acceptor_lib.Weight(
+      weights_lib.Weight(
         path=path, array=acceptor_lib.without_derivative(array)
       ),
       own if self._dtype is None else self._dtype,

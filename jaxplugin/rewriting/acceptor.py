@@ -4,9 +4,9 @@
 
 An `Acceptor` sees each operation of a function: it is an
 `interception_private.Interceptor`. Code gets a weight as a plain array. Its
-result after reshapes, transposes and conversions is a `View`, which maps its
-dimensions to those of the weight. A matmul by a view is a matmul by
-the stored weight.
+result after reshapes, transposes, slices and conversions is a `weights.View`,
+which maps its dimensions to those of the weight. A matmul by a view is a matmul
+by the stored weight.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from jaxplugin.rewriting import (
   ragged_dots,
   sites,
   sources,
+  weights,
 )
 from jaxplugin.training import ragged as training_ragged
 
-_SLICES: Final = ("slice", "dynamic_slice", "gather", "split", "unstack")
 WHO: Final = "accept_quantized"
 
 _DOTS: Final = ("dot_general", ragged_dots.NAME)
@@ -52,87 +52,6 @@ _CUT: Final = (
   "shard_map splits it over devices; call accept_quantized inside shard_map,"
   " on quantized shards"
 )
-
-
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=("array", "layers"),
-  meta_fields=("path",),
-)
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Weight:
-  """A quantized weight among the arguments of a function.
-
-  Attributes:
-    path: its name among the arguments.
-    array: stored (..., n, k), blocked along k.
-    layers: integers[], indices into the first dimensions, which select a layer.
-  """
-
-  path: str
-  array: scaled_array.ScaledArray
-  layers: tuple[Any, ...] = ()
-
-  @property
-  def ndim(self) -> int:
-    """The number of dimensions of the selected layer."""
-    return self.array.ndim - len(self.layers)
-
-  def selected(self) -> scaled_array.ScaledArray:
-    """Returns the selected layer."""
-    array = self.array
-    for layer in self.layers:
-      array = array[layer]
-    return array
-
-  def dequantized(self, dtype: Any) -> jax.Array:
-    return quantization.dequantize(self.selected(), dtype)
-
-  def at(self, layer: Any) -> Weight:
-    return dataclasses.replace(self, layers=(*self.layers, layer))
-
-
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=("weight",),
-  meta_fields=("dims", "stored"),
-)
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class View:
-  """A value that has the elements of a weight, except for roundings.
-
-  Attributes:
-    weight: the weight.
-    dims: atoms of each dimension of the value.
-    stored: atoms of each dimension of the stored weight.
-  """
-
-  weight: Weight
-  dims: tuple[facts.Atoms, ...]
-  stored: tuple[facts.Atoms, ...]
-
-  def has_all_once(self) -> bool:
-    """Whether it has each element of the weight exactly once."""
-    own = [atom for dim in self.dims for atom in dim]
-    stored = [atom for dim in self.stored for atom in dim]
-    return len(own) == len(stored) and set(own) == set(stored)
-
-  def at(self, layer: Any) -> View | None:
-    """Returns one index of the first dimension; None if it is not of layers."""
-    if self.weight.ndim <= 2 or not self.dims:
-      return None
-    if self.dims[0] != self.stored[0]:
-      return None
-    return View(
-      weight=self.weight.at(layer), dims=self.dims[1:], stored=self.stored[1:]
-    )
-
-  def value(self, dtype: Any) -> tuple[jax.Array, facts.ArrayProduct]:
-    """Dequantizes the weight to this view, and returns it as a product too."""
-    stored = self.weight.dequantized(dtype)
-    factor = facts.Factor(array=stored, dims=self.stored, dtype=np.dtype(dtype))
-    value = factor.laid_out(self.dims)
-    return value, facts.ArrayProduct(self.dims, (factor,))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,16 +107,16 @@ class Acceptor(calls.Walker):
     self.outcome = Outcome() if outcome is None else outcome
     self._products = facts.ArrayProducts()
     # Dequantized weights of this function.
-    self._weights = facts.Values[Weight]()
+    self._weights = facts.Values[weights.Weight]()
 
-  def enter(self, weight: Weight, dtype: Any) -> jax.Array:
+  def enter(self, weight: weights.Weight, dtype: Any) -> jax.Array:
     """Dequantizes a weight, and records the result as a view of it."""
     value = weight.dequantized(dtype)
     self._weights.put(value, weight)
     return value
 
   def _rebuild(
-    self, view: View, dtype: Any
+    self, view: weights.View, dtype: Any
   ) -> tuple[jax.Array, facts.ArrayProduct]:
     """Dequantizes a view in this function, and records the result."""
     value, product = view.value(dtype)
@@ -206,7 +125,7 @@ class Acceptor(calls.Walker):
     self._products.put(value, product)
     return value, product
 
-  def view(self, x: Any) -> View | None:
+  def view(self, x: Any) -> weights.View | None:
     """Returns the view of one weight that a value is, or None."""
     found = self._factors(x)
     if found is None or len(found.factors) != 1:
@@ -214,14 +133,14 @@ class Acceptor(calls.Walker):
     (factor,) = found.factors
     weight = self._weights.get(factor.array)
     assert weight is not None
-    return View(weight=weight, dims=found.dims, stored=factor.dims)
+    return weights.View(weight=weight, dims=found.dims, stored=factor.dims)
 
   def _factors(self, x: Any) -> facts.ArrayProduct | None:
     """Returns the product that a value is, if a weight is among its factors."""
     found = self._products.of(x)
     return found if found is not None and self._weights_of(found) else None
 
-  def _weights_of(self, product: facts.ArrayProduct) -> list[Weight]:
+  def _weights_of(self, product: facts.ArrayProduct) -> list[weights.Weight]:
     found = (self._weights.get(factor.array) for factor in product.factors)
     return [weight for weight in found if weight is not None]
 
@@ -229,6 +148,10 @@ class Acceptor(calls.Walker):
     """Returns the paths of the weights among a value's factors."""
     found = self._products.of(x)
     return [] if found is None else [w.path for w in self._weights_of(found)]
+
+  def _is_part(self, x: Any) -> bool:
+    view = self.view(x)
+    return view is not None and view.weight.is_part
 
   def _origin(self, x: Any) -> sources.Origin | None:
     """Returns the origin of a weight among a value's factors, or None."""
@@ -242,11 +165,13 @@ class Acceptor(calls.Walker):
   ) -> Any:
     if self._options.activations:
       patterns.record_own(primitive, params, args)
-    if primitive.name not in (*_DOTS, *calls.FOLLOWED):
+    if primitive.name not in (*_DOTS, *calls.FOLLOWED, *weights.PARTS):
       return None
     if not any(self._names(x) for x in args):
       return None
     try:
+      if primitive.name in weights.PARTS:
+        return self._parts(primitive, args, params)
       if primitive.name in _DOTS:
         is_dense = primitive.name == _DOTS[0]
         multiply = self._dot if is_dense else self._ragged_dot
@@ -257,7 +182,12 @@ class Acceptor(calls.Walker):
       self.warn(primitive.name, args, str(reason))
       return None
     if not calls.any_contains(params, frozenset(_DOTS)):
-      return None
+      if primitive.name != "jit" or binding_private.is_placed(params):
+        return None
+      if not calls.any_contains(params, frozenset(weights.PARTS)):
+        return None
+      # A function such as jnp.take, which returns a part of a weight.
+      return interception_private.evaluate(params["jaxpr"], args, self)
     mixed = [x for x in args if self._names(x) and self.view(x) is None]
     self.warn(primitive.name, mixed, _MIXED)
     known = list(map(self.view, args))
@@ -288,7 +218,9 @@ class Acceptor(calls.Walker):
       # A jitted function has a more specific name, such as jnp.abs.
       name = params.get("name", "") if primitive.name == "jit" else ""
       name = name or primitive.name
-      self.warn(name, args, "that is not a matmul")
+      # Only the part is read, as code says.
+      wholes = [x for x in args if not self._is_part(x)]
+      self.warn(name, wholes, "that is not a matmul")
 
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int
@@ -318,8 +250,8 @@ class Acceptor(calls.Walker):
   # As a `calls.Walker`.
 
   def layers(
-    self, fact: View, length: int
-  ) -> tuple[View, tuple[bool, ...]] | None:
+    self, fact: weights.View, length: int
+  ) -> tuple[weights.View, tuple[bool, ...]] | None:
     layer = fact.at(jnp.arange(length, dtype=np.int32))
     if layer is None:
       return None
@@ -327,7 +259,9 @@ class Acceptor(calls.Walker):
     fixed = (False,) * (len(jax.tree.leaves(layer)) - 1)
     return layer, (*fixed, True)
 
-  def leave(self, operation: str, x: Any, fact: View, reason: str) -> None:
+  def leave(
+    self, operation: str, x: Any, fact: weights.View, reason: str
+  ) -> None:
     self.warn(operation, [x], reason)
 
   def interceptor_of(
@@ -351,20 +285,21 @@ class Acceptor(calls.Walker):
 
   def warn(self, name: str, args: Sequence[Any], reason: str) -> None:
     """Warns that an operation dequantizes the weights among its arguments."""
-    for path in (path for x in args for path in self._names(x)):
+    found = (self._products.of(x) for x in args)
+    for weight in (w for x in found if x for w in self._weights_of(x)):
+      path = weight.path
       if (path, name) in self.outcome.warned:
         continue
       self.outcome.warned.add((path, name))
       frame = jax_private.user_frame()
       place = f" at {frame}" if frame else ""
+      is_part = weight.is_part or weight.layers
+      extent = "a part" if is_part else "the whole"
       remedy = "Change that line"
-      if name in _SLICES:
-        remedy = (
-          "Scan over stacked layers with jax.lax.scan, split the parameters"
-          " before quantize_params"
-        )
+      if name in weights.PARTS:
+        remedy = "Split the parameters before quantize_params"
       warnings.warn(
-        f"{WHO}: the whole of {path} is dequantized for {name}{place}:"
+        f"{WHO}: {extent} of {path} is dequantized for {name}{place}:"
         f" {reason}. The result is correct, but this saves no memory traffic."
         f" {remedy}, or leave the weight unquantized with"
         " quantize_params(where=)",
@@ -372,7 +307,24 @@ class Acceptor(calls.Walker):
         stacklevel=2,
       )
 
-  # Products.
+  # Parts and products.
+
+  def _parts(
+    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+  ) -> Any:
+    """Returns the parts of a weight that an operation takes."""
+    x, *_ = args
+    view = self.view(x)
+    if view is None:
+      raise facts.NotSupported(_MIXED)
+    self.outcome.is_taken = True
+    results = [
+      part.value(x.dtype)[0]
+      if part.weight.is_rows
+      else self._rebuild(part, x.dtype)[0]
+      for part in weights.PARTS[primitive.name](view, args, params)
+    ]
+    return results if primitive.multiple_results else results[0]
 
   def _dot(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
@@ -470,7 +422,7 @@ class Acceptor(calls.Walker):
     self,
     x: jax.Array,
     call: prologues.Call | None,
-    weight: Weight,
+    weight: weights.Weight,
     batch: tuple[int, ...],
     dtype: np.dtype,
   ) -> jax.Array:
@@ -545,7 +497,7 @@ class Acceptor(calls.Walker):
 
 
 def _stored_dims(
-  view: View, contracting: Sequence[int], batch: Sequence[int]
+  view: weights.View, contracting: Sequence[int], batch: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
   """Returns batch and noncontracting dimensions of the weight in a matmul.
 
@@ -578,7 +530,9 @@ def _stored_dims(
   return tuple(kinds[True]), tuple(kinds[False])
 
 
-def _as_stored(view: View, order: Sequence[int]) -> scaled_array.ScaledArray:
+def _as_stored(
+  view: weights.View, order: Sequence[int]
+) -> scaled_array.ScaledArray:
   """Returns the quantized weight if it is stored in this order of the view."""
   if view.stored != tuple(view.dims[d] for d in order):
     raise facts.NotSupported(

@@ -183,7 +183,7 @@ def of_array(x: Any) -> ArrayProduct | None:
   """
   if not _are_known(np.shape(x)):
     return None
-  dims = tuple(map(_dim, np.shape(x)))
+  dims = tuple(map(atoms_of, np.shape(x)))
   dtype = np.dtype(jnp.result_type(x))
   return ArrayProduct(dims, (Factor(array=x, dims=dims, dtype=dtype),))
 
@@ -192,7 +192,8 @@ def _are_known(sizes: Sequence[Any]) -> bool:
   return all(isinstance(size, int) and size for size in sizes)
 
 
-def _dim(size: int) -> Atoms:
+def atoms_of(size: int) -> Atoms:
+  """Returns the atoms of a new dimension."""
   return (Atom(size),) if size != 1 else ()
 
 
@@ -278,13 +279,13 @@ def _broadcast(
   if not _are_known(shape):
     return None
   own = dict(zip(broadcast_dimensions, x.dims, strict=True))
-  dims = (own.get(d) or _dim(size) for d, size in enumerate(shape))
+  dims = (own.get(d) or atoms_of(size) for d, size in enumerate(shape))
   return ArrayProduct(tuple(dims), x.factors)
 
 
 def _tile(x: ArrayProduct, *, reps: Sequence[int], **_: Any) -> ArrayProduct:
   dims = zip(reps, x.dims, strict=True)
-  return ArrayProduct(tuple((*_dim(n), *dim) for n, dim in dims), x.factors)
+  return ArrayProduct(tuple((*atoms_of(n), *dim) for n, dim in dims), x.factors)
 
 
 def _reshape(

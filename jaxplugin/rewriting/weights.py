@@ -1,0 +1,306 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized weights among the arguments of a function, and views of them.
+
+A slice of a view is a view of a part of the weight. So code may take a layer of
+a stack, a part of a projection, or the experts of each token, and only that
+part is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin import quantization
+from jaxplugin.arrays import layouts, scaled_array
+from jaxplugin.rewriting import facts
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("array", "layers"),
+  meta_fields=("path", "is_part", "is_rows"),
+)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Weight:
+  """A quantized weight among the arguments of a function, or a part of one.
+
+  Attributes:
+    path: its name among the arguments.
+    array: stored (..., n, k), blocked along k.
+    layers: integers[], indices into the first dimensions, which select a layer.
+    is_part: whether the array was sliced or gathered from the weight.
+    is_rows: whether its rows were gathered, as from a table of embeddings.
+  """
+
+  path: str
+  array: scaled_array.ScaledArray
+  layers: tuple[Any, ...] = ()
+  is_part: bool = False
+  is_rows: bool = False
+
+  @property
+  def ndim(self) -> int:
+    """The number of dimensions of the selected layer."""
+    return self.array.ndim - len(self.layers)
+
+  def selected(self) -> scaled_array.ScaledArray:
+    """Returns the selected layer."""
+    array = self.array
+    for layer in self.layers:
+      array = array[layer]
+    return array
+
+  def dequantized(self, dtype: Any) -> jax.Array:
+    return quantization.dequantize(self.selected(), dtype)
+
+  def at(self, layer: Any) -> Weight:
+    return dataclasses.replace(self, layers=(*self.layers, layer))
+
+  def taken(self, dim: int, index: Any) -> Weight:
+    """Returns the part that an index of one dimension selects.
+
+    Args:
+      dim: a dimension of the selected layer.
+      index: a slice, or integers[...] in range.
+
+    Raises:
+      facts.NotSupported: If the stored arrays cannot be indexed so.
+    """
+    is_rows = dim == self.ndim - 2
+    if dim == self.ndim - 1:
+      raise facts.NotSupported("the weight is blocked along that dimension")
+    if is_rows and self.array.format.is_square:
+      raise facts.NotSupported(f"{self.array.format} has blocks of rows")
+    if is_rows and self.array.scale_layout != layouts.LINEAR:
+      raise facts.NotSupported("prepare_weights swizzled its scales")
+    array = self.selected()
+    if not isinstance(index, slice):
+      array = array.to_bytes()  # XLA:CPU gathers 8-bit floats as f32
+    return dataclasses.replace(
+      self,
+      array=array[(*(slice(None),) * dim, index)],
+      layers=(),
+      is_part=True,
+      is_rows=is_rows and not isinstance(index, slice),
+    )
+
+  def only(self, is_valid: jax.Array, dim: int) -> Weight:
+    """Returns the weight with NaN where an index of dimensions is not valid.
+
+    Args:
+      is_valid: bool[...].
+      dim: the first of these dimensions.
+    """
+    array = self.array.to_floats()
+    (values, scale, *rest), aux = array.tree_flatten()
+    shape = (1,) * dim + is_valid.shape
+    is_valid = is_valid.reshape(shape + (1,) * (scale.ndim - len(shape)))
+    scale = jnp.where(is_valid, scale, jnp.asarray(np.nan, scale.dtype))
+    array = array.tree_unflatten(aux, (values, scale, *rest))
+    return dataclasses.replace(self, array=array)
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("weight",),
+  meta_fields=("dims", "stored"),
+)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class View:
+  """A value that has the elements of a weight, except for roundings.
+
+  Attributes:
+    weight: the weight.
+    dims: atoms of each dimension of the value.
+    stored: atoms of each dimension of the stored weight.
+  """
+
+  weight: Weight
+  dims: tuple[facts.Atoms, ...]
+  stored: tuple[facts.Atoms, ...]
+
+  def has_all_once(self) -> bool:
+    """Whether it has each element of the weight exactly once."""
+    own = [atom for dim in self.dims for atom in dim]
+    stored = [atom for dim in self.stored for atom in dim]
+    return len(own) == len(stored) and set(own) == set(stored)
+
+  def at(self, layer: Any) -> View | None:
+    """Returns one index of the first dimension; None if it is not of layers."""
+    if self.weight.ndim <= 2 or not self.dims:
+      return None
+    if self.dims[0] != self.stored[0]:
+      return None
+    return View(
+      weight=self.weight.at(layer), dims=self.dims[1:], stored=self.stored[1:]
+    )
+
+  def taken(self, dim: int, index: Any) -> View:
+    """Returns the view of the part that an index of one dimension selects.
+
+    Args:
+      dim: a dimension of the view.
+      index: a slice of at least one element, or integers[...] in range, whose
+        dimensions take the place of the view's.
+
+    Raises:
+      facts.NotSupported: If it is not the index of a stored dimension.
+    """
+    at = self.stored_dim(dim)
+    if isinstance(index, slice):
+      shape = (len(range(*index.indices(self.size(dim)))),)
+    else:
+      shape = np.shape(index)
+    if not math.prod(shape):
+      raise facts.NotSupported("it takes nothing")
+    new = tuple(map(facts.atoms_of, shape))
+    return View(
+      weight=self.weight.taken(at, index),
+      dims=(*self.dims[:dim], *new, *self.dims[dim + 1 :]),
+      stored=(*self.stored[:at], *new, *self.stored[at + 1 :]),
+    )
+
+  def cut(self, dim: int, start: Any, size: int, stride: int = 1) -> View:
+    """Returns the view of a range of one dimension.
+
+    Args:
+      dim: a dimension of the view.
+      start: the first index: an int, or an i32[] in range.
+      size: the number of indices.
+      stride: the difference between two indices.
+    """
+    if size == self.size(dim):
+      return self
+    if size == 1 and self.weight.ndim > 2 and self.stored_dim(dim) == 0:
+      layer = np.int32(start) if isinstance(start, int) else start
+      dims = (*self.dims[:dim], (), *self.dims[dim + 1 :])
+      return View(
+        weight=self.weight.at(layer), dims=dims, stored=self.stored[1:]
+      )
+    if isinstance(start, int):
+      return self.taken(dim, slice(start, start + stride * size, stride))
+    return self.taken(dim, start + jnp.arange(size, dtype=np.int32))
+
+  def size(self, dim: int) -> int:
+    """The number of elements along a dimension."""
+    return math.prod(atom.size for atom in self.dims[dim])
+
+  def stored_dim(self, dim: int) -> int:
+    """Returns the dimension of the stored weight that a dimension is."""
+    for at, atoms in enumerate(self.stored):
+      if atoms and atoms == self.dims[dim]:
+        return at
+    raise facts.NotSupported("it takes a part of a stored dimension")
+
+  def value(self, dtype: Any) -> tuple[jax.Array, facts.ArrayProduct]:
+    """Dequantizes the weight to this view, and returns it as a product too."""
+    stored = self.weight.dequantized(dtype)
+    factor = facts.Factor(array=stored, dims=self.stored, dtype=np.dtype(dtype))
+    value = factor.laid_out(self.dims)
+    return value, facts.ArrayProduct(self.dims, (factor,))
+
+
+# Parts. Each function takes a view, and the arguments and parameters of an
+# operation on it. It returns the views that the operation's results are.
+
+
+def _slice(
+  view: View, args: Sequence[Any], params: Mapping[str, Any]
+) -> list[View]:
+  strides = params["strides"] or (1,) * len(view.dims)
+  limits = zip(
+    params["start_indices"], params["limit_indices"], strides, strict=True
+  )
+  for dim, (start, limit, stride) in enumerate(limits):
+    size = len(range(start, limit, stride))
+    view = view.cut(dim, start, size, stride)
+  return [view]
+
+
+def _dynamic_slice(
+  view: View, args: Sequence[Any], params: Mapping[str, Any]
+) -> list[View]:
+  _, *starts = args
+  sizes = params["slice_sizes"]
+  for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+    last = view.size(dim) - size
+    view = view.cut(dim, jnp.clip(start, 0, last).astype(np.int32), size)
+  return [view]
+
+
+def _split(
+  view: View, args: Sequence[Any], params: Mapping[str, Any]
+) -> list[View]:
+  sizes = list(map(int, params["sizes"]))
+  starts = (sum(sizes[:i]) for i in range(len(sizes)))
+  return [
+    view.cut(params["axis"], start, size)
+    for start, size in zip(starts, sizes, strict=True)
+  ]
+
+
+def _unstack(
+  view: View, args: Sequence[Any], params: Mapping[str, Any]
+) -> list[View]:
+  axis = params["axis"]
+  parts = (view.cut(axis, i, 1) for i in range(view.size(axis)))
+  return [
+    dataclasses.replace(part, dims=part.dims[:axis] + part.dims[axis + 1 :])
+    for part in parts
+  ]
+
+
+def _gather(
+  view: View, args: Sequence[Any], params: Mapping[str, Any]
+) -> list[View]:
+  numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+  dims = [d for d, size in enumerate(sizes) if size != view.size(d)]
+  fill = params["fill_value"]
+  is_filled = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
+  if (
+    [sizes[d] for d in dims] != [1]
+    or dims[0] not in numbers.start_index_map
+    or numbers.operand_batching_dims
+    # The index of another dimension could be out of range.
+    or (is_filled and len(numbers.start_index_map) > 1)
+    or (is_filled and not (fill is None or np.isnan(fill)))
+  ):
+    raise facts.NotSupported("it gathers other parts than whole rows or layers")
+  (dim,) = dims
+  index = args[1][..., numbers.start_index_map.index(dim)]
+  last = view.size(dim) - 1
+  part = view.taken(dim, jnp.clip(index, 0, last).astype(np.int32))
+  if is_filled:
+    is_valid = (index >= 0) & (index <= last)
+    weight = part.weight.only(is_valid, view.stored_dim(dim))
+    part = dataclasses.replace(part, weight=weight)
+  gathered = list(part.dims[dim : dim + index.ndim])
+  kept = [] if dim in numbers.collapsed_slice_dims else [()]
+  others = [*part.dims[:dim], *kept, *part.dims[dim + index.ndim :]]
+  rank = len(gathered) + len(others)
+  order = (
+    others.pop(0) if d in numbers.offset_dims else gathered.pop(0)
+    for d in range(rank)
+  )
+  return [dataclasses.replace(part, dims=tuple(order))]
+
+
+PARTS: Final[
+  Mapping[str, Callable[[View, Sequence[Any], Mapping[str, Any]], list[View]]]
+] = {
+  "slice": _slice,
+  "dynamic_slice": _dynamic_slice,
+  "split": _split,
+  "unstack": _unstack,
+  "gather": _gather,
+}
