@@ -64,7 +64,8 @@ def signed_code(magnitude, x, info):
 
 def split(x, block_size):
   with np.errstate(invalid="ignore"):  # signalling NaNs
-    return x.reshape(*x.shape[:-1], -1, block_size).astype(np.float64)
+    blocks = (*x.shape[:-1], x.shape[-1] // block_size, block_size)
+    return x.reshape(blocks).astype(np.float64)
 
 
 def reference_mx(x, format, scale_rounding="up"):

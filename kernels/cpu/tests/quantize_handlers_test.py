@@ -7,6 +7,7 @@ The library is the same as in dot_handler_test.py.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pathlib
 import sys
@@ -22,6 +23,16 @@ E2M1, E8M0 = testing.E2M1, testing.E8M0
 FORMATS = testing.FORMATS
 QUANTIZED, ISAS = testing.QUANTIZED, testing.ISAS
 e8m0_value = testing.e8m0_value
+
+
+@functools.cache  # for all instruction sets
+def every_bf16_value(name, rounding):
+  """Returns blocks, their global scale and their reference."""
+  x = np.zeros((65536, FORMATS[name][2]), np.float32)
+  x[:, 0] = np.arange(65536, dtype=np.uint16).view(BF16).astype(np.float32)
+  x[:, 1] = 1
+  given = np.float32(0.125) if name == "nvfp4" else None
+  return x, given, testing.quantized_reference(x, name, rounding, given)
 
 
 class QuantizeTest(parameterized.TestCase):
@@ -68,16 +79,11 @@ class QuantizeTest(parameterized.TestCase):
   @testing.each(name=QUANTIZED, rounding=(0, 1))
   def test_every_bf16_value_beside_one(self, name, rounding, isa):
     """Tests 65536 inputs, each in a block whose second value is 1."""
-    block = FORMATS[name][2]
-    x = np.zeros((65536, block), np.float32)
-    x[:, 0] = np.arange(65536, dtype=np.uint16).view(BF16).astype(np.float32)
-    x[:, 1] = 1
-    given = np.float32(0.125) if name == "nvfp4" else None
+    x, given, expected = every_bf16_value(name, rounding)
     number = QUANTIZED.index(name)
     values, scale, _ = testing.quantize(
       x, given, format=number, rounding=rounding, isa=isa
     )
-    expected = testing.quantized_reference(x, name, rounding, given)
     codes = testing.one_a_byte(values, name)
     np.testing.assert_array_equal(codes, expected[0])
     np.testing.assert_array_equal(np.asarray(scale), expected[1])

@@ -25,6 +25,9 @@ import numpy as np
 from absl.testing import parameterized
 from jaxplugin.kernels.cpu import library as installed
 
+from jaxplugin.core import formats
+from jaxplugin.testing.oracles import quantization_oracle
+
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import frames
 
@@ -478,46 +481,12 @@ def quantize_operand(
 
 
 def quantized_reference(x, name, rounding, global_scale):
-  """Returns (codes u8, scale u8, global), by NumPy in float64 and float32."""
-  dtype, _, block = FORMATS[name]
-  limit = float(ml_dtypes.finfo(dtype).max)
-  blocks = x.astype(np.float32)
-  blocks = blocks.reshape(*x.shape[:-1], x.shape[-1] // block, block)
-  with np.errstate(all="ignore"):
-    bad = ~np.isfinite(blocks).all(-1, keepdims=True)
-    clean = np.where(bad, np.float32(0), blocks)
-    amax = np.abs(clean).max(-1, keepdims=True)
-    if name == "nvfp4":
-      if global_scale is None:
-        top = np.float32(amax.max(initial=0))
-        global_scale = np.float32(top / np.float32(2688))
-        global_scale = max(global_scale, np.float32(2.0**-126))
-        if top == 0:
-          global_scale = np.float32(1)
-      ideal = amax / np.float32(6) / global_scale
-      # At least E4M3's smallest positive number, except for a block of zeros.
-      ideal = np.clip(ideal, np.float32(2**-9), np.float32(448))
-      code = np.where(amax == 0, 0, ideal).astype(E4M3).view(np.uint8)
-      step = code.view(E4M3).astype(np.float32) * global_scale
-      quotient = np.where(code == 0, np.float32(0), clean / step)
-      nan_code = 0x7F
-    else:
-      exponent = np.frexp(amax.astype(np.float64))[1] - 1  # floor(log2)
-      exponent = np.where(amax == 0, -1000, exponent)
-      scale_exponent = exponent - int(np.log2(limit))
-      if rounding == 0:
-        over = amax.astype(np.float64) > np.ldexp(limit, scale_exponent)
-        scale_exponent = scale_exponent + over
-      code = np.clip(scale_exponent + 127, 0, 254).astype(np.uint8)
-      quotient = np.ldexp(clean.astype(np.float64), 127 - code.astype(int))
-      quotient = quotient.astype(np.float32)
-      nan_code = 255
-    # Zeros and values that underflow keep their sign.
-    magnitude = np.minimum(np.abs(quotient), np.float32(limit))
-    codes = np.copysign(magnitude, blocks).astype(dtype).view(np.uint8)
-    codes = np.where(bad, 0, codes & (1 << bits(dtype)) - 1)
-    scale = np.where(bad, nan_code, code)[..., 0]
-  return codes.reshape(x.shape).astype(np.uint8), scale, global_scale
+  """Returns (codes u8, scale u8, global scale or None), by NumPy in float64."""
+  if name == "nvfp4":
+    return quantization_oracle.reference_nvfp4(x, global_scale)
+  format = getattr(formats, name.upper())
+  how = quantization_oracle.ROUNDINGS[rounding]
+  return (*quantization_oracle.reference_mx(x, format, how), None)
 
 
 def quantize_changed(handler, x, change):
