@@ -152,7 +152,7 @@ class KernelConstantTest(parameterized.TestCase):
       {
         configs.Tiling,
         ragged_plans.RaggedTiling,
-        quantize_config.Places,
         quantize_config.QuantizeConstant,
+        quantize_config.Tile,
       },
     )

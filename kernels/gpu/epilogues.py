@@ -239,26 +239,11 @@ def quantize_part(x, place, rows, mask, largest, out, RESULT: tl.constexpr):
   batch, row, column = place
   if RESULT.has_amax:
     largest = tl.maximum(largest, global_scales.largest_finite(x, mask))
-  random_places: tl.constexpr = RESULT.random_places
-  values_strides: tl.constexpr = RESULT.values_strides
-  scale_strides: tl.constexpr = RESULT.scale_strides
+  place = (batch.to(tl.int64), row.to(tl.int64), column.to(tl.int64))
+  inputs = (out_global_scale, out_global_scale, key)
   quantized: tl.constexpr = RESULT.quantized
   quantize.quantize_and_store(
-    x,
-    out_global_scale,
-    out_global_scale,
-    key,
-    values,
-    scale,
-    batch.to(tl.int64),
-    row.to(tl.int64) + tl.arange(0, x.shape[0]),
-    column.to(tl.int64),
-    rows,
-    RESULT.columns,
-    random_places,
-    values_strides,
-    scale_strides,
-    quantized,
+    x, inputs, (values, scale), place, rows, quantized
   )
   return largest
 

@@ -25,18 +25,11 @@ class ResultKind(constants.KernelConstant):
 
   Attributes:
     quantized: its format and options.
-    columns: number of columns of the result.
-    random_places, values_strides, scale_strides: those of the `quantize`
-      kernel.
     columns_of_part: number of columns that are quantized at a time.
     has_amax: whether each program stores its largest finite magnitude.
   """
 
   quantized: quantize_config.QuantizeConstant
-  columns: int
-  random_places: quantize_config.Places
-  values_strides: quantize_config.Sizes
-  scale_strides: quantize_config.Sizes
   columns_of_part: int
   has_amax: bool
 
@@ -84,15 +77,11 @@ def plan(
   rows = dataclasses.replace(rows, returns_amax=False)
   config = quantize_config.default_config(rows, architecture)
   launch = quantize_plans.quantize_launch(rows, config, 0)
-  found = dict(launch.constexprs)
+  quantized = dict(launch.constexprs)["QUANTIZED"]
   result = ResultKind(
-    quantized=found["QUANTIZED"],
-    columns=rows.k,
-    random_places=found["random_places"],
-    values_strides=found["values_strides"],
-    scale_strides=found["scale_strides"],
+    quantized=quantized,
     # An accumulator that is transposed is in registers as a whole.
-    columns_of_part=found["QUANTIZED"].format.block_size
+    columns_of_part=quantized.format.block_size
     if tiling.config.swap
     else _COLUMNS_OF_PART,
     has_amax=has_amax,

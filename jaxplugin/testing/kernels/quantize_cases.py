@@ -77,7 +77,8 @@ def run_quantize(
     config = quantize_config.default_config(described, SM_90)
   launch = quantize_plans.quantize_launch(described, config, 0)
   strides = tuple(x.strides[axis] // x.itemsize for axis in order)
-  constants = {**dict(launch.constexprs), "x_strides": strides}
+  constants = dict(launch.constexprs)
+  constants["TILE"] = dataclasses.replace(constants["TILE"], strides=strides)
   launch = dataclasses.replace(launch, constexprs=tuple(constants.items()))
   arrays = gpu_operands.run_launches(
     quantize.KERNELS,

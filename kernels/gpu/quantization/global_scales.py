@@ -45,41 +45,26 @@ def finite_amax(
   weight,
   bias,
   maxima,
-  rows: tl.constexpr,
-  k: tl.constexpr,
-  x_strides: tl.constexpr,
   PROGRAMS: tl.constexpr,
   TILES: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
+  TILE: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
   """Stores each program's partial amax of the blocks without NaN or Inf.
 
-  A program reads every PROGRAMSth tile. Tiles and masks are those of `quantize`
-  with a linear scale.
+  A program reads every PROGRAMSth of TILES tiles. Tiles and masks are those of
+  `quantize` with a linear scale.
 
   Args:
     x: f32, bf16 or f16[batch, rows, k].
     maxima: uint32[PROGRAMS], f32 bits of the partial amax values.
   """
-  blocks: tl.constexpr = BLOCK_K // QUANTIZED.format.block_size
-  largest = tl.zeros((BLOCK_M, blocks), tl.int32)
+  block_m: tl.constexpr = TILE.block_m
+  blocks: tl.constexpr = TILE.block_k // QUANTIZED.format.block_size
+  largest = tl.zeros((block_m, blocks), tl.int32)
+  operands = (x, other, weight, bias, None)
   for start in range(0, TILES, PROGRAMS):
-    tile = _tile(
-      x,
-      other,
-      weight,
-      bias,
-      start,
-      rows,
-      k,
-      x_strides,
-      TILES,
-      BLOCK_M,
-      BLOCK_K,
-      QUANTIZED,
-    )
+    tile = _tile(operands, start, TILES, TILE, QUANTIZED)
     amax = _finite_amax(tile, QUANTIZED)
     largest = tl.maximum(largest, amax)
   _store_largest(maxima + tl.program_id(0), largest)
@@ -92,14 +77,10 @@ def finite_amax_both(
   weight,
   bias,
   maxima,
-  rows: tl.constexpr,
-  columns: tl.constexpr,
-  x_strides: tl.constexpr,
   ROW: tl.constexpr,
   PROGRAMS: tl.constexpr,
   TILES: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
+  TILE: tl.constexpr,
   QUANTIZED: tl.constexpr,
   QUANTIZED_T: tl.constexpr,
 ):
@@ -111,23 +92,13 @@ def finite_amax_both(
       along columns, 1 - ROW those of blocks along rows.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
-  largest = tl.zeros((BLOCK_M, BLOCK_K // vec_size), tl.int32)
-  largest_t = tl.zeros((BLOCK_K, BLOCK_M // vec_size), tl.int32)
+  block_m: tl.constexpr = TILE.block_m
+  block_k: tl.constexpr = TILE.block_k
+  largest = tl.zeros((block_m, block_k // vec_size), tl.int32)
+  largest_t = tl.zeros((block_k, block_m // vec_size), tl.int32)
+  operands = (x, other, weight, bias, None)
   for start in range(0, TILES, PROGRAMS):
-    tile = _tile(
-      x,
-      other,
-      weight,
-      bias,
-      start,
-      rows,
-      columns,
-      x_strides,
-      TILES,
-      BLOCK_M,
-      BLOCK_K,
-      QUANTIZED,
-    )
+    tile = _tile(operands, start, TILES, TILE, QUANTIZED)
     amax = _finite_amax(tile, QUANTIZED)
     largest = tl.maximum(largest, amax)
     amax = _finite_amax(tl.trans(tile), QUANTIZED_T)
@@ -159,45 +130,19 @@ def store_amax(largest, amax):
 
 @triton.jit
 def _tile(
-  x,
-  other,
-  weight,
-  bias,
+  operands,
   start,
-  rows: tl.constexpr,
-  columns: tl.constexpr,
-  STRIDES: tl.constexpr,
   TILES: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
+  TILE: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
   """Loads tile `start` + program id, or the last tile if there are fewer."""
   number = tl.minimum(tl.program_id(0).to(tl.int64) + start, TILES - 1)
-  batch, row_start, column_start = tiles.of_number(
-    number, rows, columns, BLOCK_M, BLOCK_K
-  )
+  place = tiles.of_number(number, TILE.rows, TILE)
   if QUANTIZED.has_prologue:
-    tile = prologues.load(
-      x,
-      other,
-      weight,
-      bias,
-      None,
-      batch,
-      row_start,
-      column_start,
-      rows,
-      columns,
-      STRIDES,
-      BLOCK_M,
-      BLOCK_K,
-      QUANTIZED,
-    )
+    tile = prologues.load(operands, place, TILE, QUANTIZED)
   else:
-    row = row_start + tl.arange(0, BLOCK_M)
-    column = column_start + tl.arange(0, BLOCK_K)
-    tile = tiles.load(x, batch, row, column, rows, columns, STRIDES)
+    tile = tiles.load(operands[0], place, TILE)
   return tile
 
 
@@ -205,12 +150,8 @@ def _tile(
 def global_scale_of_few(
   x,
   global_scale,
-  rows: tl.constexpr,
-  k: tl.constexpr,
-  x_strides: tl.constexpr,
   TILES: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
+  TILE: tl.constexpr,
   QUANTIZED: tl.constexpr,
   RANGE: tl.constexpr,
 ):
@@ -223,16 +164,12 @@ def global_scale_of_few(
     global_scale: f32[1], the result.
     TILES: number of tiles of x.
   """
-  blocks: tl.constexpr = BLOCK_K // QUANTIZED.format.block_size
-  largest = tl.zeros((BLOCK_M, blocks), tl.int32)
+  block_m: tl.constexpr = TILE.block_m
+  blocks: tl.constexpr = TILE.block_k // QUANTIZED.format.block_size
+  largest = tl.zeros((block_m, blocks), tl.int32)
   for number in tl.static_range(TILES):
-    batch, row_start, k_start = tiles.of_number(
-      number, rows, k, BLOCK_M, BLOCK_K
-    )
-    row = row_start + tl.arange(0, BLOCK_M)
-    column = k_start + tl.arange(0, BLOCK_K)
-    tile = tiles.load(x, batch, row, column, rows, k, x_strides)
-    amax = _finite_amax(tile, QUANTIZED)
+    place = tiles.of_number(number, TILE.rows, TILE)
+    amax = _finite_amax(tiles.load(x, place, TILE), QUANTIZED)
     largest = tl.maximum(largest, amax)
   scale = _scale_for(tl.max(tl.max(largest, 1), 0), RANGE)
   tl.store(global_scale, scale)

@@ -47,124 +47,30 @@ _STATISTICS = tl.constexpr(quantize_config.STATISTICS)
 
 
 @triton.jit
-def load(
-  x,
-  other,
-  weight,
-  bias,
-  total,
-  batch,
-  row_start,
-  column_start,
-  rows: tl.constexpr,
-  columns: tl.constexpr,
-  STRIDES: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  QUANTIZED: tl.constexpr,
-):
+def load(operands, place, TILE: tl.constexpr, QUANTIZED: tl.constexpr):
   """Loads a tile and computes the prologue; zeros are outside of its sizes.
 
   Args:
-    x: f32, bf16 or f16; rows or columns are features, and halves have twice as
-      many.
-    other: `up` or `residual`, as x; or the result of `norm_statistics`, of x
-      without a residual.
-    weight, bias: f32; see `jaxplugin/quantization/prologues.py`. A gradient has
-      the cotangent in place of a weight.
-    total: as x, receives x + residual; None to store no sum.
-    batch, row_start, column_start: of the tile.
-    rows, columns: sizes of what is quantized.
-    STRIDES: of x.
+    operands: pointers (x, other, weight, bias, total).
+      x: f32, bf16 or f16; rows or columns are features, and halves have twice
+        as many.
+      other: `up` or `residual`, as x; or the result of `norm_statistics`, of x
+        without a residual.
+      weight, bias: f32; see `jaxplugin/quantization/prologues.py`. A gradient
+        has the cotangent in place of a weight.
+      total: as x, receives x + residual; None to store no sum.
+    place: see `tiles.of_program`.
+    TILE: a `quantize_config.Tile` with the sizes of what is quantized.
   """
-  row = row_start + tl.arange(0, BLOCK_M)
-  column = column_start + tl.arange(0, BLOCK_K)
-  inside = (row < rows)[:, None] & (column < columns)[None, :]
+  _, _, inside = tiles.positions(place, TILE)
   if QUANTIZED.prologue.is_norm:
-    tile = _sum_with_residual(
-      x,
-      other,
-      total,
-      batch,
-      row,
-      column_start,
-      rows,
-      columns,
-      STRIDES,
-      BLOCK_M,
-      BLOCK_K,
-      QUANTIZED,
-    )
-    if not QUANTIZED.prologue.has_statistics:
-      tl.static_assert(STRIDES[2] == 1 and columns <= BLOCK_K)
-      mean, factor, inverse = _statistics(
-        tile,
-        inside,
-        x,
-        other,
-        total,
-        batch,
-        row,
-        rows,
-        columns,
-        STRIDES,
-        BLOCK_M,
-        BLOCK_K,
-        QUANTIZED,
-      )
-      mean, factor = mean[:, None], factor[:, None]
-      inverse = inverse[:, None]
-    elif STRIDES[2] == 1:
-      mean, factor, inverse = _load_statistics(other, batch, row, rows)
-      mean, factor = mean[:, None], factor[:, None]
-      inverse = inverse[:, None]
-    else:
-      mean, factor, inverse = _load_statistics(other, batch, column, columns)
-      mean, factor = mean[None, :], factor[None, :]
-      inverse = inverse[None, :]
-    tile = _centered(tile, mean, inside, QUANTIZED) * factor * inverse
-    if QUANTIZED.prologue.has_weight:
-      tile = tile * _of_features(weight, row, column, rows, columns, STRIDES)
-    if QUANTIZED.prologue.has_bias:
-      tile = tile + _of_features(bias, row, column, rows, columns, STRIDES)
+    tile = _normalized(operands, place, inside, TILE, QUANTIZED)
   elif QUANTIZED.prologue.gradient is not None:
-    tile = _gradient_of_tile(
-      x,
-      other,
-      weight,
-      bias,
-      batch,
-      row_start,
-      column_start,
-      rows,
-      columns,
-      STRIDES,
-      BLOCK_M,
-      BLOCK_K,
-      QUANTIZED,
-    )
+    tile = _gradient_of_tile(operands, place, TILE, QUANTIZED)
   else:
-    gate, up = _gate_and_up(
-      x,
-      other,
-      batch,
-      row_start,
-      column_start,
-      rows,
-      columns,
-      STRIDES,
-      BLOCK_M,
-      BLOCK_K,
-      QUANTIZED,
-    )
-    gate, up = gate.to(tl.float32), up.to(tl.float32)
-    if QUANTIZED.prologue.has_bias:
-      if STRIDES[2] == 1:
-        gate_bias, up_bias = _biases(bias, column, columns, QUANTIZED)
-        gate, up = gate + gate_bias[None, :], up + up_bias[None, :]
-      else:
-        gate_bias, up_bias = _biases(bias, row, rows, QUANTIZED)
-        gate, up = gate + gate_bias[:, None], up + up_bias[:, None]
+    x, up, _, bias, _ = operands
+    gate, up = _gate_and_up(x, up, place, TILE, QUANTIZED)
+    gate, up = _with_biases(gate, up, bias, place, TILE, QUANTIZED)
     tile = _gated(gate, up, QUANTIZED)
   if QUANTIZED.prologue.is_norm or QUANTIZED.prologue.has_bias:
     tile = tl.where(inside, tile, 0.0)  # zeros have other results
@@ -177,18 +83,14 @@ def norm_statistics(
   residual,
   statistics,
   total,
-  rows: tl.constexpr,
-  features: tl.constexpr,
-  x_strides: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
+  TILE: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
   """Stores the statistics of each row of x, or of x + residual.
 
-  Grid: one program for each BLOCK_M rows. It keeps the first BLOCK_K features
-  in registers, and reads the others several times. Masked: rows past `rows`,
-  and features past `features`.
+  Grid: one program for each block of rows. It keeps the first features in
+  registers, and reads the others several times. Masked: rows and features past
+  the sizes of TILE.
 
   Args:
     x: f32, bf16 or f16[1, rows, features].
@@ -196,100 +98,99 @@ def norm_statistics(
     statistics: f32[rows, 3], the mean (of layer_norm), the factor that keeps
       squares in range, and 1 / the root of the scaled mean square.
     total: x + residual, as x; None without a residual.
-    x_strides: (batch, row, feature) in elements.
+    TILE: a `quantize_config.Tile` whose columns are features.
   """
-  batch, row_start, start = tiles.of_program(rows, 1, BLOCK_M, BLOCK_K)
-  row = row_start + tl.arange(0, BLOCK_M)
-  tile = _sum_with_residual(
-    x,
-    residual,
-    total,
-    batch,
-    row,
-    start,
-    rows,
-    features,
-    x_strides,
-    BLOCK_M,
-    BLOCK_K,
-    QUANTIZED,
-  )
-  column = tl.arange(0, BLOCK_K)
-  inside = (row < rows)[:, None] & (column < features)[None, :]
+  place = tiles.of_program(TILE)
+  operands = (x, residual, total)
+  tile = _sum_with_residual(operands, place, TILE, QUANTIZED)
+  row, _, inside = tiles.positions(place, TILE)
   mean, factor, inverse = _statistics(
-    tile,
-    inside,
-    x,
-    residual,
-    total,
-    batch,
-    row,
-    rows,
-    features,
-    x_strides,
-    BLOCK_M,
-    BLOCK_K,
-    QUANTIZED,
+    tile, inside, operands, place, TILE, QUANTIZED
   )
-  place = statistics + row * _STATISTICS
-  tl.store(place, mean, mask=row < rows)
-  tl.store(place + 1, factor, mask=row < rows)
-  tl.store(place + 2, inverse, mask=row < rows)
+  mask = row < TILE.rows
+  stored = statistics + row * _STATISTICS
+  tl.store(stored, mean, mask=mask)
+  tl.store(stored + 1, factor, mask=mask)
+  tl.store(stored + 2, inverse, mask=mask)
 
 
 @triton.jit
-def _load_statistics(statistics, batch, row, rows):
-  """Loads what `norm_statistics` stored for rows of a matrix of a batch."""
-  place = statistics + (batch * rows + row) * _STATISTICS
-  mean = tl.load(place, mask=row < rows, other=0.0)
-  factor = tl.load(place + 1, mask=row < rows, other=0.0)
-  return mean, factor, tl.load(place + 2, mask=row < rows, other=0.0)
-
-
-@triton.jit
-def _of_features(values, row, column, rows, columns, STRIDES: tl.constexpr):
-  """Loads the weight or bias of a tile's features."""
-  if STRIDES[2] == 1:
-    mask = column < columns
-    found = tl.load(values + column, mask=mask, other=0.0)[None, :]
+def _normalized(
+  operands, place, inside, TILE: tl.constexpr, QUANTIZED: tl.constexpr
+):
+  """Loads a tile and computes a norm."""
+  x, other, weight, bias, total = operands
+  tile = _sum_with_residual((x, other, total), place, TILE, QUANTIZED)
+  if QUANTIZED.prologue.has_statistics:
+    mean, factor, inverse = _load_statistics(other, place, TILE)
   else:
-    found = tl.load(values + row, mask=row < rows, other=0.0)[:, None]
-  return found
+    tl.static_assert(TILE.is_row_major and TILE.columns <= TILE.block_k)
+    mean, factor, inverse = _statistics(
+      tile, inside, (x, other, total), place, TILE, QUANTIZED
+    )
+  if TILE.is_row_major:
+    mean, factor, inverse = mean[:, None], factor[:, None], inverse[:, None]
+  else:
+    mean, factor, inverse = mean[None, :], factor[None, :], inverse[None, :]
+  tile = _centered(tile, mean, inside, QUANTIZED) * factor * inverse
+  if QUANTIZED.prologue.has_weight:
+    weights = _load_features(weight, 1, place, TILE)
+    tile = tile * _of_features(weights, TILE)
+  if QUANTIZED.prologue.has_bias:
+    biases = _load_features(bias, 1, place, TILE)
+    tile = tile + _of_features(biases, TILE)
+  return tile
+
+
+@triton.jit
+def _load_statistics(statistics, place, TILE: tl.constexpr):
+  """Loads what `norm_statistics` stored for rows of a matrix of a batch."""
+  row, column, _ = tiles.positions(place, TILE)
+  if TILE.is_row_major:
+    mask = row < TILE.rows
+    stored = statistics + (place[0] * TILE.rows + row) * _STATISTICS
+  else:
+    mask = column < TILE.columns
+    stored = statistics + (place[0] * TILE.columns + column) * _STATISTICS
+  mean = tl.load(stored, mask=mask, other=0.0)
+  factor = tl.load(stored + 1, mask=mask, other=0.0)
+  return mean, factor, tl.load(stored + 2, mask=mask, other=0.0)
+
+
+@triton.jit
+def _load_features(values, DISTANCE: tl.constexpr, place, TILE: tl.constexpr):
+  """Loads numbers of a tile's features, which lie DISTANCE apart."""
+  row, column, _ = tiles.positions(place, TILE)
+  feature = column if TILE.is_row_major else row
+  mask = feature < TILE.features
+  return tl.load(values + DISTANCE * feature, mask=mask, other=0.0)
+
+
+@triton.jit
+def _of_features(x, TILE: tl.constexpr):
+  """Adds the other dimension of a tile to numbers of features."""
+  return x[None, :] if TILE.is_row_major else x[:, None]
 
 
 @triton.jit
 def _sum_with_residual(
-  x,
-  residual,
-  total,
-  batch,
-  row,
-  start,
-  rows: tl.constexpr,
-  columns: tl.constexpr,
-  STRIDES: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  QUANTIZED: tl.constexpr,
+  operands, place, TILE: tl.constexpr, QUANTIZED: tl.constexpr
 ):
-  """Returns columns of x in f32, from `start` on, with a residual the sum.
+  """Returns a tile of x in f32, with a residual the sum.
 
-  It rounds the sum to x's dtype, and stores it to `total` unless that is None.
+  It rounds the sum to x's dtype, and stores it to the total unless that is
+  None. Operands are pointers (x, residual, total).
   """
-  tile = tiles.load_runs(
-    x, batch, row, start, rows, columns, STRIDES, BLOCK_M, BLOCK_K
-  )
+  x, residual, total = operands
+  tile = tiles.load_runs(x, place, TILE)
   if QUANTIZED.prologue.has_residual:
-    added = tiles.load_runs(
-      residual, batch, row, start, rows, columns, STRIDES, BLOCK_M, BLOCK_K
-    )
+    added = tiles.load_runs(residual, place, TILE)
     tile = tile.to(tl.float32) + added.to(tl.float32)
     tile = tile.to(x.dtype.element_ty)
     if total is not None:
-      column = start + tl.arange(0, BLOCK_K)
-      inside = (row < rows)[:, None] & (column < columns)[None, :]
-      pointers = total + batch * STRIDES[0]
-      pointers += row[:, None] * STRIDES[1] + column[None, :]
+      row, column, inside = tiles.positions(place, TILE)
+      pointers = total + place[0] * TILE.strides[0]
+      pointers += row[:, None] * TILE.strides[1] + column[None, :]
       tl.store(pointers, tile, mask=inside)
   return tile.to(tl.float32)
 
@@ -298,82 +199,42 @@ def _sum_with_residual(
 def _statistics(
   tile,
   inside,
-  x,
-  residual,
-  total,
-  batch,
-  row,
-  rows: tl.constexpr,
-  columns: tl.constexpr,
-  STRIDES: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
+  operands,
+  place,
+  TILE: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
   """Returns f32[rows] three times, see `norm_statistics`.
 
-  `tile` has the first BLOCK_K columns. The loops load the others.
+  `tile` has the first columns. The loops load the others.
   """
-  mean = tl.zeros((BLOCK_M,), tl.float32)
+  x, residual, _ = operands
+  batch, row_start, _ = place
+  unstored = (x, residual, None)
+  block_m: tl.constexpr = TILE.block_m
+  block_k: tl.constexpr = TILE.block_k
+  columns: tl.constexpr = TILE.columns
+  mean = tl.zeros((block_m,), tl.float32)
   if QUANTIZED.prologue.function == "layer_norm":
     sums = tile
-    for start in range(BLOCK_K, columns, BLOCK_K):
-      sums += _deviations(
-        x,
-        residual,
-        None,
-        mean,
-        batch,
-        row,
-        start,
-        rows,
-        columns,
-        STRIDES,
-        BLOCK_M,
-        BLOCK_K,
-        QUANTIZED,
-      )
+    for start in range(block_k, columns, block_k):
+      more = (batch, row_start, start)
+      sums += _deviations(unstored, mean, more, TILE, QUANTIZED)
     mean = tl.div_rn(tl.sum(sums, axis=1), columns * 1.0)
   tile = _centered(tile, mean[:, None], inside, QUANTIZED)
   largest = tl.abs(tile)
-  for start in range(BLOCK_K, columns, BLOCK_K):
-    more = _deviations(
-      x,
-      residual,
-      None,
-      mean,
-      batch,
-      row,
-      start,
-      rows,
-      columns,
-      STRIDES,
-      BLOCK_M,
-      BLOCK_K,
-      QUANTIZED,
-    )
-    largest = tl.maximum(largest, tl.abs(more))
+  for start in range(block_k, columns, block_k):
+    more = (batch, row_start, start)
+    deviations = _deviations(unstored, mean, more, TILE, QUANTIZED)
+    largest = tl.maximum(largest, tl.abs(deviations))
   factor = _factor_in_range(tl.max(largest, axis=1), QUANTIZED)
   tile = tile * factor[:, None]
   squares = tile * tile
-  for start in range(BLOCK_K, columns, BLOCK_K):
-    more = _deviations(
-      x,
-      residual,
-      total,
-      mean,
-      batch,
-      row,
-      start,
-      rows,
-      columns,
-      STRIDES,
-      BLOCK_M,
-      BLOCK_K,
-      QUANTIZED,
-    )
-    more = more * factor[:, None]
-    squares += more * more
+  for start in range(block_k, columns, block_k):
+    more = (batch, row_start, start)
+    deviations = _deviations(operands, mean, more, TILE, QUANTIZED)
+    deviations = deviations * factor[:, None]
+    squares += deviations * deviations
   square = tl.div_rn(tl.sum(squares, axis=1), columns * 1.0)
   root = tl.sqrt_rn(square + QUANTIZED.prologue.epsilon * factor * factor)
   return mean, factor, tl.div_rn(1.0, root)
@@ -381,37 +242,11 @@ def _statistics(
 
 @triton.jit
 def _deviations(
-  x,
-  residual,
-  total,
-  mean,
-  batch,
-  row,
-  start,
-  rows: tl.constexpr,
-  columns: tl.constexpr,
-  STRIDES: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  QUANTIZED: tl.constexpr,
+  operands, mean, place, TILE: tl.constexpr, QUANTIZED: tl.constexpr
 ):
   """Returns `_sum_with_residual`, for layer_norm less the mean of each row."""
-  tile = _sum_with_residual(
-    x,
-    residual,
-    total,
-    batch,
-    row,
-    start,
-    rows,
-    columns,
-    STRIDES,
-    BLOCK_M,
-    BLOCK_K,
-    QUANTIZED,
-  )
-  column = start + tl.arange(0, BLOCK_K)
-  inside = (row < rows)[:, None] & (column < columns)[None, :]
+  tile = _sum_with_residual(operands, place, TILE, QUANTIZED)
+  _, _, inside = tiles.positions(place, TILE)
   return _centered(tile, mean[:, None], inside, QUANTIZED)
 
 
@@ -438,141 +273,84 @@ def _factor_in_range(amax, QUANTIZED: tl.constexpr):
 
 
 @triton.jit
-def _gate_and_up(
-  x,
-  up,
-  batch,
-  row_start,
-  column_start,
-  rows: tl.constexpr,
-  columns: tl.constexpr,
-  STRIDES: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  QUANTIZED: tl.constexpr,
-):
+def _gate_and_up(x, up, place, TILE: tl.constexpr, QUANTIZED: tl.constexpr):
   """Loads gates and factors: two tiles, or one with pairs of both."""
   if QUANTIZED.prologue.halves == "interleaved":
-    if STRIDES[2] == 1:
-      row = row_start + tl.arange(0, BLOCK_M)
-      pairs = tiles.load_runs(
-        x,
-        batch,
-        row,
-        2 * column_start,
-        rows,
-        2 * columns,
-        STRIDES,
-        BLOCK_M,
-        2 * BLOCK_K,
-      )
-      pairs = tl.reshape(pairs, (BLOCK_M, BLOCK_K, 2))
+    batch, row_start, column_start = place
+    block_m: tl.constexpr = TILE.block_m
+    block_k: tl.constexpr = TILE.block_k
+    of_pairs: tl.constexpr = TILE.of_pairs
+    if TILE.is_row_major:
+      first = (batch, row_start, 2 * column_start)
+      pairs = tiles.load_runs(x, first, of_pairs)
+      pairs = tl.reshape(pairs, (block_m, block_k, 2))
     else:
-      row = 2 * row_start + tl.arange(0, 2 * BLOCK_M)
-      column = column_start + tl.arange(0, BLOCK_K)
-      pairs = tiles.load(x, batch, row, column, 2 * rows, columns, STRIDES)
-      pairs = tl.reshape(pairs, (BLOCK_M, 2, BLOCK_K))
+      first = (batch, 2 * row_start, column_start)
+      pairs = tiles.load(x, first, of_pairs)
+      pairs = tl.reshape(pairs, (block_m, 2, block_k))
       pairs = tl.permute(pairs, (0, 2, 1))
     gate, factor = tl.split(pairs)
   else:
     if QUANTIZED.prologue.halves == "split":
-      up = x + (columns if STRIDES[2] == 1 else rows)
-    row = row_start + tl.arange(0, BLOCK_M)
-    gate = tiles.load_runs(
-      x, batch, row, column_start, rows, columns, STRIDES, BLOCK_M, BLOCK_K
-    )
-    factor = tiles.load_runs(
-      up, batch, row, column_start, rows, columns, STRIDES, BLOCK_M, BLOCK_K
-    )
-  return gate, factor
+      up = x + TILE.features
+    gate = tiles.load_runs(x, place, TILE)
+    factor = tiles.load_runs(up, place, TILE)
+  return gate.to(tl.float32), factor.to(tl.float32)
 
 
 @triton.jit
-def _biases(bias, feature, features, QUANTIZED: tl.constexpr):
-  """Loads the biases of gates and of factors, which have the order of x."""
-  if QUANTIZED.prologue.halves == "interleaved":
-    bias += 2 * feature
-    distance = 1
-  else:
-    bias += feature
-    distance = features
-  mask = feature < features
-  gate = tl.load(bias, mask=mask, other=0.0)
-  return gate, tl.load(bias + distance, mask=mask, other=0.0)
+def _with_biases(
+  gate, up, bias, place, TILE: tl.constexpr, QUANTIZED: tl.constexpr
+):
+  """Adds the biases of gates and of factors, which have the order of x."""
+  if QUANTIZED.prologue.has_bias:
+    if QUANTIZED.prologue.halves == "interleaved":
+      gate_bias = _load_features(bias, 2, place, TILE)
+      up_bias = _load_features(bias + 1, 2, place, TILE)
+    else:
+      gate_bias = _load_features(bias, 1, place, TILE)
+      up_bias = _load_features(bias + TILE.features, 1, place, TILE)
+    gate += _of_features(gate_bias, TILE)
+    up += _of_features(up_bias, TILE)
+  return gate, up
 
 
 @triton.jit
 def _gradient_of_tile(
-  x,
-  up,
-  cotangent,
-  bias,
-  batch,
-  row_start,
-  column_start,
-  rows: tl.constexpr,
-  columns: tl.constexpr,
-  STRIDES: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  QUANTIZED: tl.constexpr,
+  operands, place, TILE: tl.constexpr, QUANTIZED: tl.constexpr
 ):
   """Loads a tile of the operands, and computes the gradient.
 
   With halves, x has all gates of a row before all factors. A tile has only
   gradients of gates, or only those of factors. Their numbers are the same.
   """
-  is_minor: tl.constexpr = STRIDES[2] == 1
-  features: tl.constexpr = columns if is_minor else rows
-  is_split: tl.constexpr = QUANTIZED.prologue.gradient_of_halves
-  gates: tl.constexpr = features // 2 if is_split else features
-  of_rows: tl.constexpr = rows if is_minor else gates
-  of_columns: tl.constexpr = gates if is_minor else columns
+  x, up, cotangent, bias, _ = operands
   is_up = QUANTIZED.prologue.gradient == "up"
-  if is_split:
-    tl.static_assert(gates % (BLOCK_K if is_minor else BLOCK_M) == 0)
+  if QUANTIZED.prologue.gradient_of_halves:
+    batch, row_start, column_start = place
+    half: tl.constexpr = TILE.half
+    gates: tl.constexpr = TILE.half.features
     up = x + gates
-    if is_minor:
+    if TILE.is_row_major:
+      tl.static_assert(gates % TILE.block_k == 0)
       is_up = column_start >= gates
       column_start = tl.where(is_up, column_start - gates, column_start)
     else:
+      tl.static_assert(gates % TILE.block_m == 0)
       is_up = row_start >= gates
       row_start = tl.where(is_up, row_start - gates, row_start)
-  row = row_start + tl.arange(0, BLOCK_M)
-  gate = tiles.load_runs(
-    x, batch, row, column_start, of_rows, of_columns, STRIDES, BLOCK_M, BLOCK_K
-  ).to(tl.float32)
-  factor = tiles.load_runs(
-    up, batch, row, column_start, of_rows, of_columns, STRIDES, BLOCK_M, BLOCK_K
-  ).to(tl.float32)
-  column = column_start + tl.arange(0, BLOCK_K)
-  if is_split:  # The cotangent has half of the features of x.
-    row_stride: tl.constexpr = STRIDES[1] // 2 if is_minor else STRIDES[1]
-    column_stride: tl.constexpr = STRIDES[2] if is_minor else STRIDES[2] // 2
-    pointers = cotangent + batch * (STRIDES[0] // 2)
-    pointers += row[:, None] * row_stride + column[None, :] * column_stride
-    inside = (row < of_rows)[:, None] & (column < of_columns)[None, :]
-    given = tl.load(pointers, mask=inside, other=0.0)
+    place = (batch, row_start, column_start)
   else:
-    given = tiles.load_runs(
-      cotangent,
-      batch,
-      row,
-      column_start,
-      of_rows,
-      of_columns,
-      STRIDES,
-      BLOCK_M,
-      BLOCK_K,
-    )
+    half: tl.constexpr = TILE
+  gate = tiles.load_runs(x, place, half).to(tl.float32)
+  factor = tiles.load_runs(up, place, half).to(tl.float32)
+  if QUANTIZED.prologue.gradient_of_halves:
+    of_cotangent: tl.constexpr = TILE.of_cotangent
+    given = tiles.load(cotangent, place, of_cotangent)
+  else:
+    given = tiles.load_runs(cotangent, place, TILE)
   given = given.to(tl.float32)
-  if QUANTIZED.prologue.has_bias:
-    if is_minor:
-      gate_bias, up_bias = _biases(bias, column, gates, QUANTIZED)
-      gate, factor = gate + gate_bias[None, :], factor + up_bias[None, :]
-    else:
-      gate_bias, up_bias = _biases(bias, row, gates, QUANTIZED)
-      gate, factor = gate + gate_bias[:, None], factor + up_bias[:, None]
+  gate, factor = _with_biases(gate, factor, bias, place, half, QUANTIZED)
   of_gate, of_up = _gradients(gate, factor, QUANTIZED)
   return given * tl.where(is_up, of_up, of_gate)
 

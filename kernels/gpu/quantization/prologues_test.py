@@ -50,41 +50,17 @@ def store_result(
   bias,
   y,
   total,
-  rows: tl.constexpr,
-  k: tl.constexpr,
-  grid_rows: tl.constexpr,
-  grid_k: tl.constexpr,
-  x_strides: tl.constexpr,
   y_strides: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
+  TILE: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
   """Stores what `quantize` with the same arguments quantizes."""
-  batch, row_start, k_start = tiles.of_program(
-    grid_rows, grid_k, BLOCK_M, BLOCK_K
-  )
-  tile = prologues.load(
-    x,
-    other,
-    weight,
-    bias,
-    total,
-    batch,
-    row_start,
-    k_start,
-    rows,
-    k,
-    x_strides,
-    BLOCK_M,
-    BLOCK_K,
-    QUANTIZED,
-  )
-  row = row_start + tl.arange(0, BLOCK_M)
-  column = k_start + tl.arange(0, BLOCK_K)
-  pointers = y + batch * y_strides[0]
+  place = tiles.of_program(TILE)
+  operands = (x, other, weight, bias, total)
+  tile = prologues.load(operands, place, TILE, QUANTIZED)
+  row, column, inside = tiles.positions(place, TILE)
+  pointers = y + place[0] * y_strides[0]
   pointers += row[:, None] * y_strides[1] + column[None, :] * y_strides[2]
-  inside = (row < rows)[:, None] & (column < k)[None, :]
   tl.store(pointers, tile, mask=inside)
 
 
@@ -114,7 +90,6 @@ def computed(rows, arrays, shape):
   *before, launch = quantize_plans.plan(rows, quantize_cases.SM_90)
   arrays = quantize_cases.run(before, **arrays)
   constants = dict(launch.constexprs)
-  names = ("rows", "k", "grid_rows", "grid_k", "x_strides", "BLOCK_M")
   x, _, _, *operands = [arrays.get(name) for name in launch.inputs[:6]]
   y = np.full(shape, np.nan, np.float32)
   interpret.launch(
@@ -124,7 +99,8 @@ def computed(rows, arrays, shape):
     *operands,
     y,
     np.empty_like(x) if "residual" in launch.inputs else None,
-    **{name: constants[name] for name in (*names, "BLOCK_K", "QUANTIZED")},
+    TILE=constants["TILE"],
+    QUANTIZED=constants["QUANTIZED"],
     y_strides=rows.layout(rows.k)[1],
   )
   return y
@@ -252,8 +228,8 @@ class PlanTest(parameterized.TestCase):
       global_scale="computed",
     )
     for launch in quantize_plans.plan(rows, quantize_cases.SM_90):
-      constants = dict(launch.constexprs)
-      self.assertEqual((constants["BLOCK_M"], constants["BLOCK_K"]), tile)
+      found = dict(launch.constexprs)["TILE"]
+      self.assertEqual((found.block_m, found.block_k), tile)
       self.assertEqual(launch.num_warps, num_warps)
 
   @parameterized.parameters(
@@ -273,8 +249,8 @@ class PlanTest(parameterized.TestCase):
       prologue=prologue,
     )
     launch, second = quantize_plans.plan_both(matrices, quantize_cases.SM_90)
-    constants = dict(launch.constexprs)
-    self.assertEqual((constants["BLOCK_M"], constants["BLOCK_K"]), tile)
+    found = dict(launch.constexprs)["TILE"]
+    self.assertEqual((found.block_m, found.block_k), tile)
     self.assertEqual(launch.num_warps, num_warps)
     self.assertEqual(launch.grid * tile[0], 3 * 2**15)
     self.assertEqual(launch.inputs, ("x", "residual"))

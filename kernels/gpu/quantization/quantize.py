@@ -38,14 +38,7 @@ _TILE_COLUMNS = tl.constexpr(formats.SCALE_TILE_COLUMNS)
 
 @triton.jit
 def _store_scale(
-  pointer,
-  scale,
-  row,
-  column,
-  rows,
-  columns,
-  STRIDES: tl.constexpr,
-  SWIZZLED: tl.constexpr,
+  pointer, scale, row, column, rows, columns, QUANTIZED: tl.constexpr
 ):
   """Stores scales at (row, column), linear or as "swizzled_128x4".
 
@@ -55,7 +48,7 @@ def _store_scale(
   """
   r = row[:, None]
   c = column[None, :]
-  if SWIZZLED:
+  if QUANTIZED.is_swizzled:
     column_tiles = (columns + _TILE_COLUMNS - 1) // _TILE_COLUMNS
     rows = (rows + _TILE_ROWS - 1) // _TILE_ROWS * _TILE_ROWS
     columns = column_tiles * _TILE_COLUMNS
@@ -63,42 +56,36 @@ def _store_scale(
     place = (r % 32) * 16 + (r % _TILE_ROWS) // 32 * 4 + c % _TILE_COLUMNS
     offsets = tile * (_TILE_ROWS * _TILE_COLUMNS) + place
   else:
-    offsets = r * STRIDES[1] + c * STRIDES[2]
+    offsets = r * QUANTIZED.scale_strides[1] + c * QUANTIZED.scale_strides[2]
   tl.store(pointer + offsets, scale, mask=(r < rows) & (c < columns))
 
 
 @triton.jit
-def quantize_and_store(
-  tile,
-  global_scale,
-  computed_scale,
-  key,
-  values,
-  scale,
-  batch,
-  row,
-  k_start,
-  rows,
-  k,
-  RANDOM_PLACES: tl.constexpr,
-  VALUES_STRIDES: tl.constexpr,
-  SCALE_STRIDES: tl.constexpr,
-  QUANTIZED: tl.constexpr,
-):
+def quantize_and_store(tile, inputs, out, place, rows, QUANTIZED: tl.constexpr):
   """Quantizes a tile along its second axis and stores what is inside.
 
-  `batch` is that of the tile, `row` its rows and `k_start` its first k. The
-  rest is as for `quantize`. Kernels of other modules call this too.
+  Kernels of other modules call this too.
+
+  Args:
+    tile: the tile.
+    inputs: pointers (global_scale, computed_scale, key); see `quantize`.
+    out: pointers (values, scale); see `quantize`.
+    place: (batch, first row, first k) of the tile, int64.
+    rows: number of rows that are stored.
   """
+  global_scale, computed_scale, key = inputs
+  values, scale = out
+  batch, row_start, k_start = place
+  row = row_start + tl.arange(0, tile.shape[0])
+  k: tl.constexpr = QUANTIZED.k
   block_k: tl.constexpr = tile.shape[1]
   vec_size: tl.constexpr = QUANTIZED.format.block_size
-  swizzled: tl.constexpr = QUANTIZED.is_swizzled
   options: tl.constexpr = QUANTIZED.options
   random_bits = None
   if options.is_stochastic:
-    batch_places: tl.constexpr = RANDOM_PLACES.batch
-    row_places: tl.constexpr = RANDOM_PLACES.row
-    k_places: tl.constexpr = RANDOM_PLACES.k
+    batch_places: tl.constexpr = QUANTIZED.random_places.batch
+    row_places: tl.constexpr = QUANTIZED.random_places.row
+    k_places: tl.constexpr = QUANTIZED.random_places.k
     first = threefry.first_place(key, options.is_part)
     first += threefry.places_along(batch, batch_places)
     in_row = threefry.places_along(row, row_places)
@@ -117,24 +104,23 @@ def quantize_and_store(
     codes, scales = codec.quantize_mx(tile, random_bits, QUANTIZED)
   codes, scales = codes.to(tl.uint8), scales.to(tl.uint8)
   packing: tl.constexpr = QUANTIZED.format.values_per_byte
-  place = k_start // packing + tl.arange(0, block_k // packing)
-  pointers = values + batch * VALUES_STRIDES[0]
-  pointers += row[:, None] * VALUES_STRIDES[1]
-  pointers += place[None, :] * VALUES_STRIDES[2]
+  byte = k_start // packing + tl.arange(0, block_k // packing)
+  pointers = values + batch * QUANTIZED.values_strides[0]
+  pointers += row[:, None] * QUANTIZED.values_strides[1]
+  pointers += byte[None, :] * QUANTIZED.values_strides[2]
   stored_rows = rows
   if QUANTIZED.pads_values:
     stored_rows = tl.cdiv(rows, _TILE_ROWS) * _TILE_ROWS
-  inside = (row < stored_rows)[:, None] & (place < k // packing)[None, :]
+  inside = (row < stored_rows)[:, None] & (byte < k // packing)[None, :]
   tl.store(pointers, codes, mask=inside)
   _store_scale(
-    scale + batch * SCALE_STRIDES[0],
+    scale + batch * QUANTIZED.scale_strides[0],
     scales,
     row,
     k_start // vec_size + tl.arange(0, block_k // vec_size),
     rows,
     k // vec_size,
-    SCALE_STRIDES,
-    swizzled,
+    QUANTIZED,
   )
 
 
@@ -151,21 +137,12 @@ def quantize(
   scale,
   total,
   amax,
-  rows: tl.constexpr,
-  k: tl.constexpr,
-  grid_rows: tl.constexpr,
-  grid_k: tl.constexpr,
-  x_strides: tl.constexpr,
-  random_places: tl.constexpr,
-  values_strides: tl.constexpr,
-  scale_strides: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
+  TILE: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
-  """Quantizes `x` along k: one tile a program, `launch_grid` programs.
+  """Quantizes `x` along k: one tile a program, as many programs as tiles.
 
-  Masked: rows past `rows`, and k past `k`.
+  Masked: rows past TILE.rows, and k past TILE.columns.
 
   Args:
     x: f32, bf16 or f16[batch, rows, k]; see `prologues.load` for halves.
@@ -182,61 +159,21 @@ def quantize(
     total: x + residual, as x; not written without a residual.
     amax: f32[programs], for each program the largest finite magnitude of the
       prologue's result; None if it is not wanted.
-    rows, k: sizes; k has whole blocks.
-    grid_rows, grid_k: sizes that the grid covers (`covered`): those of `x`, up
-      to whole scale tiles where the scale is swizzled.
+    TILE: `quantize_config.Tile`. The grid covers x, up to whole scale tiles if
+      the scale is swizzled.
     QUANTIZED: `quantize_config.QuantizeConstant`.
-    *_strides: (batch, row, k) in elements; of `scale` only that of the batch
-      is used where swizzled.
-    random_places: `quantize_config.Places`, for random rounding.
   """
-  tl.static_assert(BLOCK_K % QUANTIZED.format.block_size == 0)
-  batch, row_start, k_start = tiles.of_program(
-    grid_rows, grid_k, BLOCK_M, BLOCK_K
-  )
-  row = row_start + tl.arange(0, BLOCK_M)
-
+  tl.static_assert(TILE.block_k % QUANTIZED.format.block_size == 0)
+  place = tiles.of_program(TILE)
   if QUANTIZED.has_prologue:
-    tile = prologues.load(
-      x,
-      other,
-      weight,
-      bias,
-      total,
-      batch,
-      row_start,
-      k_start,
-      rows,
-      k,
-      x_strides,
-      BLOCK_M,
-      BLOCK_K,
-      QUANTIZED,
-    )
+    operands = (x, other, weight, bias, total)
+    tile = prologues.load(operands, place, TILE, QUANTIZED)
   else:
-    tile = tiles.load_runs(
-      x, batch, row, k_start, rows, k, x_strides, BLOCK_M, BLOCK_K
-    )
+    tile = tiles.load_runs(x, place, TILE)
   if amax is not None:
     global_scales.store_amax(global_scales.largest_finite(tile, True), amax)
-
-  quantize_and_store(
-    tile,
-    global_scale,
-    computed_scale,
-    key,
-    values,
-    scale,
-    batch,
-    row,
-    k_start,
-    rows,
-    k,
-    random_places,
-    values_strides,
-    scale_strides,
-    QUANTIZED,
-  )
+  inputs = (global_scale, computed_scale, key)
+  quantize_and_store(tile, inputs, (values, scale), place, TILE.rows, QUANTIZED)
 
 
 @triton.jit
@@ -246,12 +183,7 @@ def quantize_of_m(
   global_scale,
   values,
   scale,
-  k: tl.constexpr,
-  x_strides: tl.constexpr,
-  values_strides: tl.constexpr,
-  scale_strides: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
+  TILE: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
   """Computes `quantize` for x[m, k], whose m it reads: m is i32[1].
@@ -259,35 +191,16 @@ def quantize_of_m(
   Grid: any number of programs. Program i computes the tiles i, i + programs,
   and so on. The scale is linear, and the global scale is given.
   """
-  tl.static_assert(BLOCK_K % QUANTIZED.format.block_size == 0)
+  tl.static_assert(TILE.block_k % QUANTIZED.format.block_size == 0)
   rows = tl.load(m)
-  num_tiles = tl.cdiv(rows, BLOCK_M).to(tl.int64) * tl.cdiv(k, BLOCK_K)
+  row_tiles = tl.cdiv(rows, TILE.block_m).to(tl.int64)
+  num_tiles = row_tiles * tl.cdiv(TILE.covered_columns, TILE.block_k)
   first = tl.program_id(0).to(tl.int64)
   for number in range(first, num_tiles, tl.num_programs(0)):
-    batch, row_start, k_start = tiles.of_number(
-      number, rows, k, BLOCK_M, BLOCK_K
-    )
-    row = row_start + tl.arange(0, BLOCK_M)
-    tile = tiles.load_runs(
-      x, batch, row, k_start, rows, k, x_strides, BLOCK_M, BLOCK_K
-    )
-    quantize_and_store(
-      tile,
-      global_scale,
-      x,
-      x,
-      values,
-      scale,
-      batch,
-      row,
-      k_start,
-      rows,
-      k,
-      (),
-      values_strides,
-      scale_strides,
-      QUANTIZED,
-    )
+    place = tiles.of_number(number, rows, TILE)
+    tile = tiles.load_runs_of_rows(x, place, rows, TILE)
+    inputs = (global_scale, x, x)
+    quantize_and_store(tile, inputs, (values, scale), place, rows, QUANTIZED)
 
 
 @triton.jit
@@ -307,25 +220,15 @@ def quantize_both(
   values_t,
   scale_t,
   amax,
-  rows: tl.constexpr,
-  columns: tl.constexpr,
-  k: tl.constexpr,
-  k_t: tl.constexpr,
-  x_strides: tl.constexpr,
-  random_places: tl.constexpr,
-  random_places_t: tl.constexpr,
-  values_strides: tl.constexpr,
-  scale_strides: tl.constexpr,
-  values_t_strides: tl.constexpr,
-  scale_t_strides: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
+  TILE: tl.constexpr,
   QUANTIZED: tl.constexpr,
   QUANTIZED_T: tl.constexpr,
 ):
   """Quantizes the rows of `x`, and its columns, from one read.
 
-  Grid, tiles and masks as those of `quantize`, for sizes k_t and k.
+  Grid: one program for each tile of [k_t, k], which are QUANTIZED_T.k and
+  QUANTIZED.k: rows and columns, and zeros that are quantized after them, which
+  make whole blocks. Masks are those of `quantize`.
 
   Args:
     x: f32, bf16 or f16[batch, rows, columns]; see `prologues.load` for halves.
@@ -339,79 +242,32 @@ def quantize_both(
     values_t, scale_t: the same of columns, blocked along rows: uint8[batch,
       columns, k_t], or uint8[batch, k_t, columns] by their strides.
     amax: as for `quantize`.
-    rows, columns: of `x`.
-    k, k_t: columns and rows, and zeros that are quantized after them, which
-      make whole blocks.
-    x_strides: (batch, row, column) in elements.
-    random_places, random_places_t: see `quantize`; for (batch, row, column) and
-      for (batch, column, row).
-    *_strides: (batch, row, k) of outputs in elements; rows of `values_t` and
-      `scale_t` are columns.
-    QUANTIZED, QUANTIZED_T: they have the same format, and may have different
+    TILE: as for `quantize`.
+    QUANTIZED, QUANTIZED_T: as for `quantize`; rows of `values_t` and `scale_t`
+      are columns of x. Both have the same format, and may have different
       options.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
-  tl.static_assert(BLOCK_K % vec_size == 0 and BLOCK_M % vec_size == 0)
-  tl.static_assert(k >= columns and k_t >= rows)
-  batch, row_start, column_start = tiles.of_program(k_t, k, BLOCK_M, BLOCK_K)
-  row = row_start + tl.arange(0, BLOCK_M)
-  column = column_start + tl.arange(0, BLOCK_K)
-
+  tl.static_assert(TILE.block_k % vec_size == 0)
+  tl.static_assert(TILE.block_m % vec_size == 0)
+  tl.static_assert(QUANTIZED.k >= TILE.columns and QUANTIZED_T.k >= TILE.rows)
+  place = tiles.of_program(TILE)
   if QUANTIZED.has_prologue:
-    tile = prologues.load(
-      x,
-      other,
-      weight,
-      bias,
-      None,
-      batch,
-      row_start,
-      column_start,
-      rows,
-      columns,
-      x_strides,
-      BLOCK_M,
-      BLOCK_K,
-      QUANTIZED,
-    )
+    operands = (x, other, weight, bias, None)
+    tile = prologues.load(operands, place, TILE, QUANTIZED)
   else:
-    tile = tiles.load(x, batch, row, column, rows, columns, x_strides)
+    tile = tiles.load(x, place, TILE)
   if amax is not None:
     global_scales.store_amax(global_scales.largest_finite(tile, True), amax)
-
-  quantize_and_store(
-    tile,
-    global_scale,
-    computed_scale,
-    key,
-    values,
-    scale,
-    batch,
-    row,
-    column_start,
-    rows,
-    k,
-    random_places,
-    values_strides,
-    scale_strides,
-    QUANTIZED,
-  )
-
+  inputs = (global_scale, computed_scale, key)
+  quantize_and_store(tile, inputs, (values, scale), place, TILE.rows, QUANTIZED)
+  batch, row_start, column_start = place
   quantize_and_store(
     tl.trans(tile),
-    global_scale_t,
-    computed_scale_t,
-    key_t,
-    values_t,
-    scale_t,
-    batch,
-    column,
-    row_start,
-    columns,
-    k_t,
-    random_places_t,
-    values_t_strides,
-    scale_t_strides,
+    (global_scale_t, computed_scale_t, key_t),
+    (values_t, scale_t),
+    (batch, column_start, row_start),
+    TILE.columns,
     QUANTIZED_T,
   )
 

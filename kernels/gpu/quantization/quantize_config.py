@@ -33,7 +33,7 @@ GlobalScale = Literal["none", "given", "computed", "of_maxima"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Places(constants.KernelConstant):
+class Places:
   """The offsets of values in the array that random bits are drawn for.
 
   Attributes:
@@ -50,6 +50,63 @@ class Places(constants.KernelConstant):
   def of_strides(cls, strides: Sizes) -> Places:
     """Returns the places along axes that are one dimension each."""
     return cls(*((0, stride) for stride in strides))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tile(constants.KernelConstant):
+  """The tiles of x that a kernel loads, as a compile-time constant.
+
+  Attributes:
+    rows, columns: sizes of x; with halves, those of what is quantized.
+    strides: strides of (batch, row, column) in x.
+    block_m, block_k: rows and columns of a tile.
+    covered_rows, covered_columns: sizes that the grid covers.
+  """
+
+  rows: int
+  columns: int
+  strides: Sizes
+  block_m: int
+  block_k: int
+  covered_rows: int
+  covered_columns: int
+
+  @property
+  def is_row_major(self) -> bool:
+    return self.strides[2] == 1
+
+  @property
+  def features(self) -> int:
+    """Size of the dimension of x that is last in memory."""
+    return self.columns if self.is_row_major else self.rows
+
+  @property
+  def of_pairs(self) -> Tile:
+    """The tile of x with interleaved halves, of twice as many features."""
+    if self.is_row_major:
+      return dataclasses.replace(
+        self, columns=2 * self.columns, block_k=2 * self.block_k
+      )
+    return dataclasses.replace(
+      self, rows=2 * self.rows, block_m=2 * self.block_m
+    )
+
+  @property
+  def half(self) -> Tile:
+    """The tile of the first half of the features of x."""
+    if self.is_row_major:
+      return dataclasses.replace(self, columns=self.columns // 2)
+    return dataclasses.replace(self, rows=self.rows // 2)
+
+  @property
+  def of_cotangent(self) -> Tile:
+    """The tile of an array that only has half of the features of x."""
+    batch, row, column = self.strides
+    if self.is_row_major:
+      strides = batch // 2, row // 2, column
+    else:
+      strides = batch // 2, row, column // 2
+    return dataclasses.replace(self.half, strides=strides)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,6 +263,8 @@ class Maxima:
 class QuantizeConstant(constants.KernelConstant):
   """The result of a quantize kernel, as a compile-time constant.
 
+  A kernel that stores no values does not need the last four attributes.
+
   Attributes:
     format: format of values and scales.
     rounds_up: whether the power of two of an MX scale is rounded up, so that no
@@ -218,6 +277,10 @@ class QuantizeConstant(constants.KernelConstant):
     maxima: the maxima from which a global scale is computed. None if the global
       scale is an argument, or if the format has none.
     prologue: computes what is quantized; None quantizes x.
+    k: number of values that are stored in a row.
+    random_places: for stochastic rounding.
+    values_strides, scale_strides: strides of (batch, row, k) in elements; of a
+      swizzled scale only that of the batch is used.
   """
 
   format: formats.Format
@@ -228,6 +291,10 @@ class QuantizeConstant(constants.KernelConstant):
   options: QuantizeOptions = NO_OPTIONS
   maxima: Maxima | None = None
   prologue: Prologue | None = None
+  k: int = 0
+  random_places: Places | None = None
+  values_strides: Sizes = (0, 0, 0)
+  scale_strides: Sizes = (0, 0, 0)
 
   @property
   def has_prologue(self) -> bool:
@@ -526,6 +593,25 @@ def casts_in_hardware(
   if element.bits == 8:
     return architecture.casts_to_fp8
   return element.name == "e2m1" and architecture.casts_to_fp4
+
+
+def tile_of(
+  x: Rows | Matrices,
+  config: QuantizeConfig,
+  covered: tuple[int, int] | None = None,
+) -> Tile:
+  """Returns the tiles of x; by default their grid covers the sizes of x."""
+  columns = x.k if isinstance(x, Rows) else x.columns
+  covered_rows, covered_columns = covered or (x.rows, columns)
+  return Tile(
+    rows=x.rows,
+    columns=columns,
+    strides=x.x_strides,
+    block_m=config.block_m,
+    block_k=config.block_k,
+    covered_rows=covered_rows,
+    covered_columns=covered_columns,
+  )
 
 
 def num_tiles(config: QuantizeConfig, batch: int, rows: int, k: int) -> int:

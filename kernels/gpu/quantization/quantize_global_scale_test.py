@@ -231,7 +231,8 @@ class ProgramsTest(parameterized.TestCase):
     constants = dict(launch.constexprs)
     self.assertEqual(launch.grid, programs)
     self.assertEqual(constants["PROGRAMS"], programs)
-    self.assertEqual((constants["BLOCK_M"], constants["BLOCK_K"]), block)
+    tile = constants["TILE"]
+    self.assertEqual((tile.block_m, tile.block_k), block)
     self.assertEqual(launch.num_warps, warps)
     tiles = -(-rows // block[0]) * (k // block[1])
     self.assertEqual(constants["TILES"], tiles)

@@ -82,9 +82,10 @@ def plan_of_m(
   config = quantize_config.default_config(x, architecture)
   launch = quantize_launch(x, config, 0)
   constants = dict(launch.constexprs)
-  for name in ("rows", "grid_rows", "grid_k", "random_places"):
-    del constants[name]
   del constants["total"], constants["amax"]
+  constants["TILE"] = dataclasses.replace(
+    constants["TILE"], rows=launching.READ, covered_rows=launching.READ
+  )
   return dataclasses.replace(
     launch,
     kernel="quantize_of_m",
@@ -134,11 +135,9 @@ def plan_maxima(
     launching.Output("maxima", (1, programs), "uint32"),
     suffix=measured.options.suffix,
     grid=programs,
-    rows=x.rows,
-    k=x.k,
-    x_strides=x.x_strides,
     PROGRAMS=programs,
     TILES=tiles,
+    TILE=quantize_config.tile_of(x, config),
     QUANTIZED=measured,
   )
 
@@ -161,12 +160,10 @@ def plan_maxima_of_both(
     launching.Output("maxima", (2, programs), "uint32"),
     suffix=_both_suffix(measured.options, measured_t.options),
     grid=programs,
-    rows=x.rows,
-    columns=x.columns,
-    x_strides=x.x_strides,
     ROW=x.row,
     PROGRAMS=programs,
     TILES=tiles,
+    TILE=quantize_config.tile_of(x, config),
     QUANTIZED=measured,
     QUANTIZED_T=measured_t,
   )
@@ -186,10 +183,8 @@ def _launch_of_few(
     config,
     ("x",),
     launching.Output("global_scale", (1,), "float32"),
-    rows=x.rows,
-    k=x.k,
-    x_strides=x.x_strides,
     TILES=tiles,
+    TILE=quantize_config.tile_of(x, config),
     QUANTIZED=quantize_config.measured(x, x.options),
     RANGE=_maxima(tiles, 0, x.format, x.options).range,
   )
@@ -208,11 +203,7 @@ def _statistics_launch(
   prologue = rows.prologue
   assert prologue is not None
   constants = {
-    "rows": rows.rows,
-    "features": rows.k,
-    "x_strides": rows.x_strides,
-    "BLOCK_M": config.block_m,
-    "BLOCK_K": config.block_k,
+    "TILE": quantize_config.tile_of(rows, config, (rows.rows, 1)),
     "QUANTIZED": quantize_config.measured(rows, rows.options),
   }
   shape = rows.rows, quantize_config.STATISTICS
@@ -260,7 +251,6 @@ def _amax_launch(
   **constants: Any,
 ) -> launching.Launch:
   """Returns the launch of a kernel that reads x and writes one array."""
-  constants |= {"BLOCK_M": config.block_m, "BLOCK_K": config.block_k}
   return launching.Launch(
     kernel=kernel,
     name=f"{kernel}{suffix}_{_tile_name(config)}",
@@ -298,22 +288,17 @@ def quantize_launch(
   if x.swizzled:
     scale = (x.batch, grid_rows, grid_k // format.block_size)
     scale_strides = (scale[1] * scale[2], 0, 0)
-  places = x.places or quantize_config.Places.of_strides(x.layout(x.k)[1])
   constants = {
-    "rows": x.rows,
-    "k": x.k,
-    "grid_rows": grid_rows,
-    "grid_k": grid_k,
-    "x_strides": x.x_strides,
-    "random_places": places,
-    "values_strides": values_strides,
-    "scale_strides": scale_strides,
-    "BLOCK_M": config.block_m,
-    "BLOCK_K": config.block_k,
+    "TILE": quantize_config.tile_of(x, config, (grid_rows, grid_k)),
     "QUANTIZED": dataclasses.replace(
       _constant(x, config, x.options, num_maxima, 0),
       is_swizzled=x.swizzled,
       pads_values=x.pads_values,
+      k=x.k,
+      random_places=x.places
+      or quantize_config.Places.of_strides(x.layout(x.k)[1]),
+      values_strides=values_strides,
+      scale_strides=scale_strides,
     ),
   }
   not_computed, computed = _global_scales(("global_scale",), num_maxima)
@@ -369,21 +354,21 @@ def _quantize_both_launch(
     x.batch, x.columns, x.k_t // block, k_is_minor=x.is_transposed
   )
   constants = {
-    "rows": x.rows,
-    "columns": x.columns,
-    "k": x.k,
-    "k_t": x.k_t,
-    "x_strides": x.x_strides,
-    "random_places": x.places,
-    "random_places_t": x.places_t,
-    "values_strides": values_strides,
-    "scale_strides": scale_strides,
-    "values_t_strides": values_t_strides,
-    "scale_t_strides": scale_t_strides,
-    "BLOCK_M": config.block_m,
-    "BLOCK_K": config.block_k,
-    "QUANTIZED": _constant(x, config, x.options, num_maxima, x.row),
-    "QUANTIZED_T": _constant(x, config, x.options_t, num_maxima, 1 - x.row),
+    "TILE": quantize_config.tile_of(x, config, (x.k_t, x.k)),
+    "QUANTIZED": dataclasses.replace(
+      _constant(x, config, x.options, num_maxima, x.row),
+      k=x.k,
+      random_places=x.places,
+      values_strides=values_strides,
+      scale_strides=scale_strides,
+    ),
+    "QUANTIZED_T": dataclasses.replace(
+      _constant(x, config, x.options_t, num_maxima, 1 - x.row),
+      k=x.k_t,
+      random_places=x.places_t,
+      values_strides=values_t_strides,
+      scale_strides=scale_t_strides,
+    ),
   }
   read = read_t = _READ[x.global_scale]
   if x.global_scale == "given":

@@ -5,7 +5,7 @@
 Float sums have the order of `jp.quantize`: the second half of the terms is
 added to the first, recursively.
 
-OPTIONS is a `quantize_config.QuantizeOptions`.
+TILE is a `quantize_config.Tile`, OPTIONS a `quantize_config.QuantizeOptions`.
 """
 
 import triton
@@ -15,93 +15,102 @@ _MAX_ROUNDS = tl.constexpr(8)  # rounds of a tree sum or of butterflies
 
 
 @triton.jit
-def of_program(rows, columns, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+def of_program(TILE: tl.constexpr):
   """Returns int64 (batch, first row, first column) of this program's tile.
 
   Programs with consecutive ids have tiles along columns.
   """
   program = tl.program_id(0).to(tl.int64)
-  return of_number(program, rows, columns, BLOCK_M, BLOCK_K)
+  return of_number(program, TILE.covered_rows, TILE)
 
 
 @triton.jit
-def of_number(
-  program, rows, columns, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
-):
+def of_number(program, rows, TILE: tl.constexpr):
   """Returns (batch, first row, first column) of a tile by its number."""
-  column_tiles = tl.cdiv(columns, BLOCK_K)
-  row_tiles = tl.cdiv(rows, BLOCK_M)
+  column_tiles = tl.cdiv(TILE.covered_columns, TILE.block_k)
+  row_tiles = tl.cdiv(rows, TILE.block_m)
   column_tile = program % column_tiles
   row_tile = program // column_tiles % row_tiles
   batch = program // column_tiles // row_tiles
-  return batch, row_tile * BLOCK_M, column_tile * BLOCK_K
+  return batch, row_tile * TILE.block_m, column_tile * TILE.block_k
 
 
 @triton.jit
-def load(x, batch, row, column, rows, columns, STRIDES: tl.constexpr):
-  """Loads x at rows and columns, with zeros outside of its sizes."""
-  pointers = x + batch * STRIDES[0]
-  pointers += row[:, None] * STRIDES[1] + column[None, :] * STRIDES[2]
-  inside = (row < rows)[:, None] & (column < columns)[None, :]
+def positions(place, TILE: tl.constexpr):
+  """Returns the rows and columns of a tile, and which elements x has."""
+  _, row_start, column_start = place
+  row = row_start + tl.arange(0, TILE.block_m)
+  column = column_start + tl.arange(0, TILE.block_k)
+  return row, column, _inside(row, column, TILE.rows, TILE)
+
+
+@triton.jit
+def _inside(row, column, rows, TILE: tl.constexpr):
+  return (row < rows)[:, None] & (column < TILE.columns)[None, :]
+
+
+@triton.jit
+def load(x, place, TILE: tl.constexpr):
+  """Loads a tile of x, with zeros outside of its sizes."""
+  row, column, _ = positions(place, TILE)
+  return _load(x, place[0], row, column, TILE.rows, TILE)
+
+
+@triton.jit
+def _load(x, batch, row, column, rows, TILE: tl.constexpr):
+  pointers = x + batch * TILE.strides[0]
+  pointers += row[:, None] * TILE.strides[1] + column[None, :] * TILE.strides[2]
+  inside = _inside(row, column, rows, TILE)
   return tl.load(pointers, mask=inside, other=0.0)
 
 
 @triton.jit
-def load_runs(
-  x,
-  batch,
-  row,
-  k_start,
-  rows,
-  columns,
-  STRIDES: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-):
-  """Loads columns from k_start on, 16 consecutive ones for each thread.
+def load_runs(x, place, TILE: tl.constexpr):
+  """Loads a tile, 16 consecutive columns for each thread; see `load`."""
+  return load_runs_of_rows(x, place, TILE.rows, TILE)
+
+
+@triton.jit
+def load_runs_of_rows(x, place, rows, TILE: tl.constexpr):
+  """Computes `load_runs` for a number of rows that TILE does not have.
 
   A thread then reduces a block of 16 without other threads. The compiler gives
   a thread the 16 bytes of one load, so 16 values take several joined loads.
   """
-  if STRIDES[2] != 1 or BLOCK_K < 16:
-    column = k_start + tl.arange(0, BLOCK_K)
-    tile = load(x, batch, row, column, rows, columns, STRIDES)
+  block_m: tl.constexpr = TILE.block_m
+  block_k: tl.constexpr = TILE.block_k
+  batch, row_start, k_start = place
+  row = row_start + tl.arange(0, block_m)
+  if not TILE.is_row_major or block_k < 16:
+    column = k_start + tl.arange(0, block_k)
+    tile = _load(x, batch, row, column, rows, TILE)
   else:
     loads: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     size: tl.constexpr = 16 // loads
     tl.static_assert(loads == 2 or loads == 4)
-    place = tl.arange(0, BLOCK_K // loads)
-    column = k_start + place // size * 16 + place % size
-    tile = _two_runs(x, batch, row, column, size, rows, columns, STRIDES)
+    i = tl.arange(0, block_k // loads)
+    column = k_start + i // size * 16 + i % size
+    tile = _two_runs(x, batch, row, column, size, rows, TILE)
     if loads == 2:
-      tile = tl.reshape(tile, (BLOCK_M, BLOCK_K // 16, size, 2))
+      tile = tl.reshape(tile, (block_m, block_k // 16, size, 2))
       tile = tl.permute(tile, (0, 1, 3, 2))
     else:
-      others = _two_runs(
-        x, batch, row, column + 2 * size, size, rows, columns, STRIDES
-      )
+      others = _two_runs(x, batch, row, column + 2 * size, size, rows, TILE)
       tile = tl.join(tile, others)
-      tile = tl.reshape(tile, (BLOCK_M, BLOCK_K // 16, size, 2, 2))
+      tile = tl.reshape(tile, (block_m, block_k // 16, size, 2, 2))
       tile = tl.permute(tile, (0, 1, 4, 3, 2))
-    tile = tl.reshape(tile, (BLOCK_M, BLOCK_K))
+    tile = tl.reshape(tile, (block_m, block_k))
   return tile
 
 
 @triton.jit
 def _two_runs(
-  x,
-  batch,
-  row,
-  column,
-  APART: tl.constexpr,
-  rows,
-  columns,
-  STRIDES: tl.constexpr,
+  x, batch, row, column, APART: tl.constexpr, rows, TILE: tl.constexpr
 ):
   """Joins two loads whose columns are APART from each other."""
   return tl.join(
-    load(x, batch, row, column, rows, columns, STRIDES),
-    load(x, batch, row, column + APART, rows, columns, STRIDES),
+    _load(x, batch, row, column, rows, TILE),
+    _load(x, batch, row, column + APART, rows, TILE),
   )
 
 
