@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import math
 import struct
-from typing import Final
+from typing import Any, Final
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,50 +134,30 @@ class Format:
     return self.element.values_per_byte > 1
 
 
-E4M3: Final = Element(
-  name="e4m3",
-  exponent_bits=4,
-  mantissa_bits=3,
-  bias=7,
-  max=448.0,
-  nan_code=0x7F,
-)
-E5M2: Final = Element(
-  name="e5m2",
-  exponent_bits=5,
-  mantissa_bits=2,
-  bias=15,
-  max=57344.0,
-  nan_code=0x7E,
-  has_infinity=True,
-)
+def _float(
+  name: str, exponent_bits: int, mantissa_bits: int, max: float, **fields: Any
+) -> Element:
+  """Returns a float whose bias is that of IEEE 754."""
+  return Element(
+    name=name,
+    exponent_bits=exponent_bits,
+    mantissa_bits=mantissa_bits,
+    bias=(1 << exponent_bits - 1) - 1,
+    max=max,
+    **fields,
+  )
+
+
+E4M3: Final = _float("e4m3", 4, 3, 448.0, nan_code=0x7F)
+E5M2: Final = _float("e5m2", 5, 2, 57344.0, nan_code=0x7E, has_infinity=True)
 # MX v1.0 packs elements of 6 bits densely (section 5.3.2). Here each is in the
 # low bits of a byte, as in ml_dtypes and in the matrix instructions of GPUs.
-E2M3: Final = Element(
-  name="e2m3", exponent_bits=2, mantissa_bits=3, bias=1, max=7.5
-)
-E3M2: Final = Element(
-  name="e3m2", exponent_bits=3, mantissa_bits=2, bias=3, max=28.0
-)
-E2M1: Final = Element(
-  name="e2m1",
-  exponent_bits=2,
-  mantissa_bits=1,
-  bias=1,
-  max=6.0,
-  values_per_byte=2,
-)
+E2M3: Final = _float("e2m3", 2, 3, 7.5)
+E3M2: Final = _float("e3m2", 3, 2, 28.0)
+E2M1: Final = _float("e2m1", 2, 1, 6.0, values_per_byte=2)
 E8M0_NAN: Final = 255
 # Powers of two; code 0 is 2^-127, not 0.
-E8M0: Final = Element(
-  name="e8m0",
-  exponent_bits=8,
-  mantissa_bits=0,
-  bias=127,
-  max=2.0**127,
-  nan_code=E8M0_NAN,
-  is_signed=False,
-)
+E8M0: Final = _float("e8m0", 8, 0, 2.0**127, nan_code=E8M0_NAN, is_signed=False)
 ELEMENTS: Final = {e.name: e for e in (E4M3, E5M2, E2M3, E3M2, E2M1, E8M0)}
 
 
@@ -204,32 +184,14 @@ INT4: Final = integer(4)
 # OCP MX v1.0, section 5.3.4: 8 bits with 6 bits after the binary point.
 MXINT8_ELEMENT: Final = integer(8, fraction_bits=6)
 # Scales of more than one byte. A code has two bytes, or four for f32.
-F16: Final = Element(
-  name="f16",
-  exponent_bits=5,
-  mantissa_bits=10,
-  bias=15,
-  max=65504.0,
-  nan_code=0x7E00,
-  has_infinity=True,
+F16: Final = _float("f16", 5, 10, 65504.0, nan_code=0x7E00, has_infinity=True)
+_BF16_MAX: Final = float.fromhex("0x1.fep127")
+BF16: Final = _float(
+  "bf16", 8, 7, _BF16_MAX, nan_code=0x7FC0, has_infinity=True
 )
-BF16: Final = Element(
-  name="bf16",
-  exponent_bits=8,
-  mantissa_bits=7,
-  bias=127,
-  max=float.fromhex("0x1.fep127"),
-  nan_code=0x7FC0,
-  has_infinity=True,
-)
-F32: Final = Element(
-  name="f32",
-  exponent_bits=8,
-  mantissa_bits=23,
-  bias=127,
-  max=float.fromhex("0x1.fffffep127"),
-  nan_code=0x7FC00000,
-  has_infinity=True,
+_F32_MAX: Final = float.fromhex("0x1.fffffep127")
+F32: Final = _float(
+  "f32", 8, 23, _F32_MAX, nan_code=0x7FC00000, has_infinity=True
 )
 
 MXFP8: Final = Format(name="mxfp8", element=E4M3, scale=E8M0, block_size=32)

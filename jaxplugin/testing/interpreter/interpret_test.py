@@ -327,8 +327,10 @@ class ProcessTest(parameterized.TestCase):
       "rows = quantize_config.Rows(batch=1, rows=1, k=16, k_is_minor=True,"
       " format='nvfp4')\n"
       "made = quantize_config.measured(rows, rows.options)\n"
-      "interpret.launch(global_scales.finite_amax, 1, x, x, x, x, out, 1, 16,"
-      " (16, 16, 1), 1, 1, BLOCK_M=1, BLOCK_K=16, QUANTIZED=made)\n"
+      "tile = quantize_config.Tile(rows=1, columns=16, strides=(16, 16, 1),"
+      " block_m=1, block_k=16, covered_rows=1, covered_columns=16)\n"
+      "interpret.launch(global_scales.finite_amax, 1, x, x, x, x, out, 1, 1,"
+      " TILE=tile, QUANTIZED=made)\n"
       "assert out.view(np.float32)[0] == 1.5, out\n"
     )
     subprocess.run(
