@@ -202,7 +202,7 @@ def _statistics_launch(
   config = quantize_config.config_of_statistics(rows, architecture)
   prologue = rows.prologue
   assert prologue is not None
-  constants = {
+  constants: dict[str, Any] = {
     "TILE": quantize_config.tile_of(rows, config, (rows.rows, 1)),
     "QUANTIZED": quantize_config.measured(rows, rows.options),
   }
@@ -288,7 +288,7 @@ def quantize_launch(
   if x.swizzled:
     scale = (x.batch, grid_rows, grid_k // format.block_size)
     scale_strides = (scale[1] * scale[2], 0, 0)
-  constants = {
+  constants: dict[str, Any] = {
     "TILE": quantize_config.tile_of(x, config, (grid_rows, grid_k)),
     "QUANTIZED": dataclasses.replace(
       _constant(x, config, x.options, num_maxima, 0),
@@ -353,7 +353,7 @@ def _quantize_both_launch(
   scale_t, scale_t_strides = layout(
     x.batch, x.columns, x.k_t // block, k_is_minor=x.is_transposed
   )
-  constants = {
+  constants: dict[str, Any] = {
     "TILE": quantize_config.tile_of(x, config, (x.k_t, x.k)),
     "QUANTIZED": dataclasses.replace(
       _constant(x, config, x.options, num_maxima, x.row),
