@@ -108,7 +108,7 @@ def compute(
     (lead + 1 if side.contracting_is_minor else lead,) for side in sides
   ]
   numbers = tuple(contracting), ((*range(lead),),) * 2
-  blocks = [s.format.block_size for s in sides if s.format is not None]
+  blocks = operands.block_sizes(problem)
   block_size: int | tuple[int, int] | None = None
   if any(side.scale_is_padded for side in sides):
     block_size = blocks[0] if len({*blocks}) == 1 else (blocks[0], blocks[1])
@@ -141,8 +141,6 @@ def _flops(problem: problems.DotProblem) -> int:
 
 
 def _tail(problem: problems.DotProblem) -> problems.DotProblem:
-  sides = (problem.lhs, problem.rhs)
-  blocks = [s.format.block_size for s in sides if s.format is not None]
   assert problem.m is not None
   # Odd if possible. At most m, because some configs support only few rows.
   m = min(problem.m, 67)
@@ -151,7 +149,7 @@ def _tail(problem: problems.DotProblem) -> problems.DotProblem:
     batch=min(problem.batch or 1, 2),
     m=m if m % 2 or m < 4 else m - 1,
     n=293,
-    k=11 * max(blocks),
+    k=11 * max(operands.block_sizes(problem)),
   )
 
 

@@ -62,6 +62,12 @@ def size_refusal(problem: Any) -> str:
   return "a size is 0" if problem.is_empty else ""
 
 
+def block_sizes(problem: Any) -> list[int]:
+  """Returns the block size of each quantized operand of a problem."""
+  formats_of = (problem.lhs.format, problem.rhs.format)
+  return [format.block_size for format in formats_of if format is not None]
+
+
 def small_integers(
   rng: np.random.Generator, shape: tuple[int, ...]
 ) -> np.ndarray:

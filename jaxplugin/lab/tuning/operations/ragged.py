@@ -50,14 +50,12 @@ def _group_sizes(
 
 
 def _tail(problem: Any) -> Any:
-  sides = (problem.lhs, problem.rhs)
-  blocks = [s.format.block_size for s in sides if s.format is not None]
   return dataclasses.replace(
     problem,
     groups=min(problem.groups, 5),
     m=min(problem.m, 67),
     n=91,
-    k=11 * max(blocks, default=5),
+    k=11 * max(operands.block_sizes(problem), default=5),
   )
 
 
