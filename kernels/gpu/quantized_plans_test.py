@@ -16,7 +16,6 @@ from jaxplugin.kernels.gpu import (
   matmul_plans,
   quantized_plans,
 )
-from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.ragged import plans as ragged_plans
 from jaxplugin.kernels.gpu.ragged import ragged_matmul
 
@@ -60,19 +59,6 @@ RAGGED = {
 RAGGED_N = {"split": 64}
 
 
-def rows_of(sizes, format, scale_rounding="up"):
-  batch, rows, k = sizes
-  return quantize_config.Rows(
-    batch=batch,
-    rows=rows,
-    k=k,
-    k_is_minor=True,
-    format=format,
-    scale_rounding=scale_rounding,
-    global_scale="given" if format == "nvfp4" else "none",
-  )
-
-
 class QuantizedResultTest(parameterized.TestCase):
   def epilogue(self, n):
     """Returns an epilogue that makes a block with NaN, and one with -Inf."""
@@ -103,7 +89,9 @@ class QuantizedResultTest(parameterized.TestCase):
     arrays = gpu_operands.arrays_of(*operands, epilogue, None)
     arrays["out_global_scale"] = global_scale
     launches = matmul_plans.plan(shape, config, SM_100)
-    rows = rows_of((BATCH, M, n), result, rounding)
+    rows = quantize_cases.with_given_scale(
+      M, n, result, batch=BATCH, scale_rounding=rounding
+    )
     self.check(block_scaled_matmul.KERNELS, launches, arrays, rows)
 
   @parameterized.parameters(*RAGGED)
@@ -133,7 +121,7 @@ class QuantizedResultTest(parameterized.TestCase):
       "out_global_scale": GLOBAL_SCALE if result == "nvfp4" else None,
     }
     launches = ragged_plans.plan(shape, config, matmul_shapes.SM_90)
-    rows = rows_of((1, M, shape.out_columns), result)
+    rows = quantize_cases.with_given_scale(M, shape.out_columns, result)
     got = self.check(ragged_matmul.KERNELS, launches, arrays, rows)
     self.assertFalse(got["values"].reshape(M, -1)[-3:].any())
 

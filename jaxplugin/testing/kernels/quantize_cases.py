@@ -34,6 +34,12 @@ def rows_of(rows, k, format="nvfp4", **options):
   return quantize_config.Rows(rows=rows, k=k, format=format, **fields)
 
 
+def with_given_scale(rows, k, format, **options):
+  """Returns `rows_of`, with a given global scale if the format has one."""
+  kind = "given" if format == "nvfp4" else "none"
+  return rows_of(rows, k, format, global_scale=kind, **options)
+
+
 def run(launches, x, **arrays):
   """Returns the arrays of launches of the quantize kernels, by name."""
   arrays = {"x": x, **arrays}

@@ -53,8 +53,7 @@ class Case(parameterized.TestCase):
     if k_axis == 1:
       x = np.concatenate([x, x, x, x], axis=1)  # k = 96
       sizes["k"] = x.shape[1]
-    rows = quantize_config.Rows(
-      batch=1,
+    rows = quantize_cases.rows_of(
       **sizes,
       k_is_minor=k_axis == 2,
       format=format,
@@ -86,14 +85,7 @@ class AnyRowsTest(Case):
       given["global_scale"] = np.array([0.0123], np.float32)
     for m in (1, 17, 4096):
       x = rng.normal(size=(1, m, 64)).astype(DTYPES["bf16"])
-      rows = quantize_config.Rows(
-        batch=1,
-        rows=m,
-        k=64,
-        k_is_minor=True,
-        format=format,
-        global_scale="given" if given else "none",
-      )
+      rows = quantize_cases.with_given_scale(m, 64, format)
       got = executed.quantized(x, architecture, rows, planned_m=16, **given)
       values, scale = quantize_cases.expected(x, format, **given)
       np.testing.assert_array_equal(got["values"], values)
@@ -111,15 +103,8 @@ class WholeTilesTest(Case):
     given = {}
     if format == "nvfp4":
       given["global_scale"] = np.array([0.0123], np.float32)
-    rows = quantize_config.Rows(
-      batch=1,
-      rows=ROWS,
-      k=K,
-      k_is_minor=True,
-      format=format,
-      swizzled=True,
-      pads_values=True,
-      global_scale="given" if given else "none",
+    rows = quantize_cases.with_given_scale(
+      ROWS, K, format, swizzled=True, pads_values=True
     )
     got = executed.quantized(x, architecture, rows, **given)
     values, scale = quantize_cases.expected(x, format, **given)

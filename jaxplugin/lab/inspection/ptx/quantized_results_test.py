@@ -20,7 +20,6 @@ from jaxplugin.kernels.gpu import (
   quantized_plans,
   tiles_by_rule,
 )
-from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.lab.inspection import compile
 from jaxplugin.testing.kernels import (
   executed,
@@ -52,18 +51,6 @@ LARGE = tuple(
 )
 
 
-def rows_of(m, n, format, scale_rounding="up"):
-  return quantize_config.Rows(
-    batch=1,
-    rows=m,
-    k=n,
-    k_is_minor=True,
-    format=format,
-    scale_rounding=scale_rounding,
-    global_scale="given" if format == "nvfp4" else "none",
-  )
-
-
 class QuantizedResultTest(executed_cases.Case):
   @parameterized.parameters(*CASES)
   def test_bits_are_those_of_the_quantized_f32_result(
@@ -82,7 +69,9 @@ class QuantizedResultTest(executed_cases.Case):
       global_scale = np.array([np.abs(x).max() / 2000], np.float32)
     quantized = dataclasses.replace(
       product,
-      rows=rows_of(M, N, result, rounding),
+      rows=quantize_cases.with_given_scale(
+        M, N, result, scale_rounding=rounding
+      ),
       arrays={**product.arrays, "out_global_scale": global_scale},
     )
     got, _ = quantized.run_all()
@@ -104,7 +93,7 @@ class QuantizedResultTest(executed_cases.Case):
     )
     self.assertEqual(config.split_k, 1)
     launches = matmul_plans.plan(shape, config, architecture)
-    rows = rows_of(shape.m, shape.n, result)
+    rows = quantize_cases.with_given_scale(shape.m, shape.n, result)
     plain, quantized = (
       compile.compile_launch(
         block_scaled_matmul.KERNELS[launch.kernel],
