@@ -1,17 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Global scales of tensors: of largest magnitudes, without atomics.
+"""Computes global scales from the largest magnitudes, without atomics.
 
-  finite_amax            finds those of parts of an array, in blocks along an
-                         axis
-  finite_amax_both       the same along both axes of a matrix, from one read
-  load_or_compute        in kernels that quantize: a global scale of all of them
-  global_scale_of_few    that of a small array, by one program
+  finite_amax            finds partial amax values in blocks along one axis
+  finite_amax_both       finds them along both axes of a matrix, from one read
+  load_or_compute        computes a global scale in kernels that quantize
+  global_scale_of_few    computes the global scale of a small array
 
-So the global scale has the same bits each time. The maximum over devices of
-their results is the maximum of all parts. If values are transformed before they
-are quantized, these kernels transform them too, and compute their prologue.
-Arguments are those of `quantize`'s kernels.
+The kernels compute the prologue and the transform of the values before they
+compare magnitudes. For their arguments see `quantize.quantize`.
 """
 
 import triton

@@ -5,14 +5,16 @@
   quantize               along one axis
   quantize_both          along both axes of a matrix, from one read
 
-`global_scales` has those that find what NVFP4's global scale is computed of,
-and `prologues` the one that computes the statistics of a norm's rows.
-Each gives the bits of `jp.quantize`: rounding, saturation, NaN and zero blocks
-are as documented there. What recipes of training add is done to the tile in
-registers: the Hadamard transform before, scales of squares, the choice of a
-scale, random rounding. `quantize_config` has what a launch takes. Outputs come
-after inputs, as jax-triton passes them; sizes and strides are constexprs, since
-of a number given at run time jax-triton does not say what divides it, and loads
+`global_scales` has the kernels that compute NVFP4's global scale, and
+`prologues` the kernel that computes the statistics of a norm's rows.
+
+Results have the bits of `jp.quantize`, which documents rounding, saturation,
+NaN and zero blocks. Options of training recipes are computed in registers: the
+Hadamard transform, scales of squares, the choice of a scale, stochastic
+rounding.
+
+Outputs come after inputs, as jax-triton passes them. Sizes and strides are
+constexprs. As numbers at run time they would have no known divisors, and loads
 would be narrow.
 """
 
@@ -43,8 +45,8 @@ def _store_scale(
   """Stores scales at (row, column), linear or as "swizzled_128x4".
 
   Byte (r, c) of a tile of 128 rows and 4 columns goes to (r % 32) * 16 +
-  (r // 32) * 4 + c. The padding to whole tiles is stored as well: what lies
-  there was quantized from zeros, and is 0.
+  (r // 32) * 4 + c. The padding to whole tiles is also stored. It was quantized
+  from zeros, so it is 0.
   """
   r = row[:, None]
   c = column[None, :]
@@ -146,19 +148,19 @@ def quantize(
 
   Args:
     x: f32, bf16 or f16[batch, rows, k]; see `prologues.load` for halves.
-    global_scale: for NVFP4 f32[1], or what `global_scales.load_or_compute`
-      computes one of; else any pointer or None, not read.
-    key: uint32[2], of threefry2x32, for random rounding; of a part of an array
-      uint32[4], see `threefry.first_place`; else as before.
-    other, weight, bias: of a prologue, see `prologues.load`; else as before.
-    computed_scale: f32[1], the global scale if it is computed; else as before.
-    values: uint8[batch, rows, k], FP4 uint8[batch, rows, k / 2]; rows up to
-      whole scale tiles, zeros past `rows`, where QUANTIZED pads them.
-    scale: uint8[batch, rows, k / block size] where linear; swizzled, batch
-      times `swizzle_scale`'s bytes, its padding included, without gaps.
+    global_scale: for NVFP4 the `source` of `global_scales.load_or_compute`.
+      Other formats use neither this pointer nor `computed_scale`.
+    key: uint32[2], of threefry2x32, for random rounding; uint32[4] for a part
+      of an array, see `threefry.first_place`. Otherwise it is not read.
+    other, weight, bias: operands of a prologue, see `prologues.load`.
+    computed_scale: f32[1], receives a global scale that is computed.
+    values: uint8[batch, rows, k], or uint8[batch, rows, k / 2] for FP4. If
+      QUANTIZED pads values, zeros follow up to whole scale tiles of rows.
+    scale: uint8[batch, rows, k / block size] if linear. If swizzled, the bytes
+      of `swizzle_scale` for each batch, with their padding.
     total: x + residual, as x; not written without a residual.
     amax: f32[programs], for each program the largest finite magnitude of the
-      prologue's result; None if it is not wanted.
+      prologue's result; None to store none.
     TILE: `quantize_config.Tile`. The grid covers x, up to whole scale tiles if
       the scale is swizzled.
     QUANTIZED: `quantize_config.QuantizeConstant`.
@@ -232,14 +234,14 @@ def quantize_both(
 
   Args:
     x: f32, bf16 or f16[batch, rows, columns]; see `prologues.load` for halves.
-    global_scale, global_scale_t: as for `quantize`; of the rows and of the
-      columns. They differ where a NaN or an Inf takes other numbers with it in
-      a block of the one than in that of the other.
+    global_scale, global_scale_t: as for `quantize`, of the rows and of the
+      columns. A NaN or an Inf removes different blocks from each, so they may
+      differ.
     key, key_t, computed_scale, computed_scale_t: as for `quantize`.
     other, weight, bias: as for `quantize`.
     values, scale: blocked along columns, uint8[batch, rows, k]; FP4 has k / 2
       bytes, and the scale k / block size.
-    values_t, scale_t: the same of columns, blocked along rows: uint8[batch,
+    values_t, scale_t: the same for columns, blocked along rows: uint8[batch,
       columns, k_t], or uint8[batch, k_t, columns] by their strides.
     amax: as for `quantize`.
     TILE: as for `quantize`.

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantizes a tile in registers: functions that Triton kernels call.
 
-All of them give the bits of `jp.quantize`. Exponents and the rounding of codes
-are integer operations on f32 bits. Floating-point operations are used where
-they are exact or correctly rounded under IEEE 754 with subnormals honoured,
-which is how Triton compiles f32 for NVIDIA (no `.ftz`) and AMD.
+Results have the bits of `jp.quantize`. Exponents and the rounding of codes are
+integer operations on f32 bits. Floating-point operations are exact or correctly
+rounded under IEEE 754 with subnormals. Triton compiles f32 in this way for
+NVIDIA (no `.ftz`) and AMD.
 
 ELEMENT is a `formats.Element`, QUANTIZED a `quantize_config.QuantizeConstant`.
 """
@@ -22,20 +22,19 @@ MANTISSA_MASK = tl.constexpr(0x007FFFFF)
 MIN_NORMAL_BITS = tl.constexpr(0x00800000)  # 2^-126
 E8M0_NAN = tl.constexpr(formats.E8M0_NAN)
 
-# Where the global scale is smaller, it and the tensor are multiplied by 2^64:
-# quotients keep their bits, and no reciprocal or remainder leaves f32's range.
-# Large ones need no factor: a step is below amax / 5, so its reciprocal is a
-# normal number.
+# If the global scale is smaller, it and the tensor are multiplied by 2^64.
+# Quotients keep their bits, and reciprocals and remainders stay in f32's range.
+# A large global scale needs no factor: a step is below amax / 5, so its
+# reciprocal is a normal number.
 TINY_BITS = tl.constexpr(0x1F800000)  # 2^-64
-# So it is below 1 where all bits of quotients count: then no remainder of a
-# quotient whose bits are seen is too small for f32.
+# The same limit if all bits of quotients count. f32 then holds the remainder of
+# each quotient that matters.
 SMALL_BITS = tl.constexpr(0x3F800000)  # 1
 
 HUGE_BITS = tl.constexpr(0x5F800000)  # 2^64
 
-# PTX of which one instruction takes or makes more than one value.
-# Eight f32 to four bytes: the first operands to their low nibbles, the next to
-# the high ones (PTX ISA, "cvt"; from sm_100 on).
+# Converts eight f32 to four bytes. The first four operands go to the low
+# nibbles (PTX ISA, "cvt"; from sm_100 on).
 _PAIRS_TO_E2M1 = tl.constexpr(
   """{
   .reg .b8 first, second, third, fourth;
@@ -49,7 +48,7 @@ _PAIRS_TO_E2M1 = tl.constexpr(
 _AND = tl.constexpr("and.b32 $0, $1, $2;")
 _RECIPROCAL = tl.constexpr("rcp.approx.ftz.f32 $0, $1;")
 
-# What scales are chosen from instead of E2M1's largest value alone.
+# `four_over_six` also scales blocks to this number instead of E2M1's largest.
 FOUR = tl.constexpr(4.0)
 
 _SUBNORMAL_FRACTION_BITS = tl.constexpr(22)  # resolution of random rounding
@@ -57,7 +56,7 @@ _SUBNORMAL_FRACTION_BITS = tl.constexpr(22)  # resolution of random rounding
 
 @triton.jit
 def f32_bits(x):
-  """Bits of `x` (f32, bf16 or f16) as f32, int32."""
+  """Returns the f32 bits of `x` (f32, bf16 or f16), int32."""
   if x.dtype == tl.bfloat16:
     bits = x.to(tl.int16, bitcast=True).to(tl.int32) << 16
   else:
@@ -72,10 +71,10 @@ def from_bits(bits):
 
 @triton.jit
 def encode(magnitude, ELEMENT: tl.constexpr):
-  """Codes without sign of f32 magnitudes, to nearest even, saturating; int32.
+  """Returns int32 codes of f32 magnitudes, to nearest even, saturating.
 
-  The adder rounds what is subnormal in the target type: adding 2^23 quanta
-  leaves their number in the low bits.
+  An addition rounds numbers that are subnormal in the target type: adding 2^23
+  quanta leaves their number in the low bits.
   """
   mantissa_bits: tl.constexpr = ELEMENT.mantissa_bits
   bias: tl.constexpr = ELEMENT.bias
@@ -124,12 +123,13 @@ def encode_at_random(magnitude, random_bits, ELEMENT: tl.constexpr):
 
 @triton.jit
 def encode_e2m1(magnitude):
-  """As `encode` to E2M1, of magnitudes up to 6; in the low 4 bits of int32.
+  """Computes `encode` to E2M1 for magnitudes up to 6, in the low 4 bits.
 
-  A sum with 2^22 times 1, 2 or 4, the power of two of the magnitude, rounds to
-  the target's steps and leaves their number in its low bits, while its exponent
-  counts the powers. 6 more steps cancel that exponent's bias. Their number is
-  even, so they do not change ties. The upper bits are not part of the code.
+  The magnitude is added to 2^22 times 1, 2 or 4, its power of two. The sum is
+  rounded to the target's steps. It has their number in its low bits, and its
+  exponent counts the powers. 6 more steps cancel the exponent's bias. Their
+  number is even, so they do not change ties. The result's upper bits are not
+  part of the code.
   """
   bits = magnitude.to(tl.int32, bitcast=True)
   power = tl.maximum(from_bits(bits & INFINITY_BITS), 1.0)
@@ -191,38 +191,39 @@ def _zeros_where(condition, codes):
 
 @triton.jit
 def decode_e4m3(code):
-  """Values of E4M3 codes without sign, int32 to f32."""
+  """Converts E4M3 codes without sign, int32, to f32."""
   normal = from_bits((code << 20) + (120 << 23))
   return tl.where(code < 8, code.to(tl.float32) * 2.0**-9, normal)
 
 
 @triton.jit
 def decode_e2m1(code):
-  """Values of E2M1 codes without sign, int32 to f32."""
+  """Converts E2M1 codes without sign, int32, to f32."""
   normal = from_bits((code << 22) + (126 << 23))
   return tl.where(code < 2, code.to(tl.float32) * 0.5, normal)
 
 
 @triton.jit
 def with_sign(codes, bits, ELEMENT: tl.constexpr):
-  """Adds the sign of f32 `bits` to codes; -0 keeps its own."""
+  """Adds the sign of f32 `bits` to codes, also to the code of -0."""
   sign_shift: tl.constexpr = ELEMENT.sign_shift
   return codes | ((bits >> (31 - sign_shift)) & (1 << sign_shift))
 
 
 @triton.jit
 def pack(codes):
-  """Two FP4 codes a byte, the first in the low nibble."""
+  """Packs two FP4 codes in a byte, the first in the low nibble."""
   low, high = _pairs(codes)
   return low | (high << 4)
 
 
 @triton.jit
 def _block_amax(x, magnitude, QUANTIZED: tl.constexpr):
-  """`tiles.block_amax`; not below f32's Inf where a block has a NaN.
+  """Computes `tiles.block_amax`, at least f32's Inf for a block with a NaN.
 
-  Where hardware casts, of floats first, as many as one load has: then no sign
-  is masked off. (Integers where it does not: AMD takes more for a NaN.)
+  If the hardware casts, the values of one load are compared as floats, which
+  needs no mask for signs. Otherwise all are integers, because AMD needs more
+  instructions for a NaN.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   rounds: tl.constexpr = 3 if x.dtype.primitive_bitwidth == 16 else 2
@@ -241,16 +242,16 @@ def _block_amax(x, magnitude, QUANTIZED: tl.constexpr):
 
 @triton.jit
 def quantize_mx(x, random_bits, QUANTIZED: tl.constexpr):
-  """Codes of a tile and of its E8M0 scales.
+  """Quantizes a tile to a format with E8M0 scales.
 
   Args:
     x: f32, bf16 or f16[rows, k].
-    random_bits: int32[rows, k]; not used where values are rounded to
-      nearest.
+    random_bits: int32[rows, k]; not read if values are rounded to nearest.
+    QUANTIZED: constexpr.
 
   Returns:
-    codes: int or uint8[rows, k], one a value; FP4 [rows, k / 2],
-      two a byte, the first in the low nibble.
+    codes: int or uint8[rows, k]. A byte [rows, k / 2] of FP4 has two codes, the
+      first in the low nibble.
     scale: int32[rows, k / block size].
   """
   element: tl.constexpr = QUANTIZED.format.element
@@ -265,8 +266,8 @@ def quantize_mx(x, random_bits, QUANTIZED: tl.constexpr):
     scale += exceeds.to(tl.int32)
   scale = tl.minimum(tl.maximum(scale, 0), E8M0_NAN - 1)
   is_nan = amax >= INFINITY_BITS
-  # A block without NaN has a scale of at most 253 (E2M1, f32 max): the factor
-  # is a normal number, and the product is exact where it matters.
+  # A block without NaN has a scale of at most 253 (E2M1, f32 max), so the
+  # factor is a normal number. The product is exact unless it is subnormal.
   factor = tiles.over_blocks(from_bits((E8M0_NAN - 1 - scale) << 23), vec_size)
   if QUANTIZED.hardware_cast:
     tl.static_assert(not QUANTIZED.options.is_stochastic)
@@ -296,7 +297,7 @@ def quantize_mx(x, random_bits, QUANTIZED: tl.constexpr):
 
 @triton.jit
 def _stored(codes, is_nan, QUANTIZED: tl.constexpr):
-  """Codes as they are stored, with zeros where a block is NaN."""
+  """Returns codes as stored, with zeros in blocks that are NaN."""
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   is_nan = tiles.over_blocks(is_nan, vec_size)
   if QUANTIZED.hardware_cast:
@@ -345,10 +346,10 @@ def _scaled_to(
   LARGEST: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
-  """Scales that take amax to LARGEST: codes, steps and their reciprocals.
+  """Returns scales that map amax to LARGEST: codes, steps and reciprocals.
 
-  A step is what a value is divided by: its scale times the unit. Scales are
-  positive, that of a block of zeros as well.
+  Values are divided by the step, which is the scale times `unit`. The scale of
+  a block of zeros is positive, too.
   """
   scale_element: tl.constexpr = QUANTIZED.format.scale
   least: tl.constexpr = QUANTIZED.format.scale.min_positive
@@ -369,7 +370,7 @@ def _scaled_to(
 
 @triton.jit
 def approximate_reciprocal(x, BY_INSTRUCTION: tl.constexpr):
-  """1 / x within 2 ulp, if x and 1 / x are normal numbers."""
+  """Returns 1 / x within 2 ulp, if x and 1 / x are normal numbers."""
   if BY_INSTRUCTION:
     result = tl.inline_asm_elementwise(
       _RECIPROCAL, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -381,7 +382,7 @@ def approximate_reciprocal(x, BY_INSTRUCTION: tl.constexpr):
 
 @triton.jit
 def _reciprocal(x, IS_APPROXIMATE: tl.constexpr):
-  """1 / x, correctly rounded, if x and 1 / x are normal numbers.
+  """Returns 1 / x, correctly rounded, if x and 1 / x are normal numbers.
 
   Newton's steps round correctly except for a significand of all ones, whose
   result has the significand 1 + 2^-23 (Markstein, see `_divided`).
@@ -395,20 +396,17 @@ def _reciprocal(x, IS_APPROXIMATE: tl.constexpr):
 
 @triton.jit
 def _divided(numerator, step, reciprocal, QUANTIZED: tl.constexpr):
-  """Magnitudes divided by their block's step.
+  """Divides magnitudes, or signed numbers if hardware casts, by their steps.
 
-  Of numbers with signs where hardware casts.
-
-  By Newton's steps from the correctly rounded reciprocal: one where the codes
-  next to ties are all that counts; else a second one, which makes the
-  quotient correctly rounded, as that before is within an ulp (Markstein,
+  It multiplies by the correctly rounded reciprocal, and corrects the quotient
+  by a Newton step. The quotient is then within an ulp, which suffices to round
+  it to a code. If all bits count, a second step rounds it correctly (Markstein,
   "Computation of elementary functions on the IBM RISC System/6000 processor",
-  1990): 5 operations in the place of a division.
+  1990). Both steps take 5 operations, fewer than a division.
   """
-  # All bits of a quotient count in an error, and beside random ones.
   is_exact: tl.constexpr = QUANTIZED.options.needs_all_bits
-  # What exceeds 6 steps saturates all the same; no value of a scale that is
-  # computed exceeds 9.
+  # Quotients above 6 saturate in any case. With a computed scale none exceeds
+  # 9.
   ceiling = step * (16.0 if is_exact else 6.0)
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   steps = tiles.over_blocks(step, vec_size)
@@ -419,7 +417,7 @@ def _divided(numerator, step, reciprocal, QUANTIZED: tl.constexpr):
   elif not QUANTIZED.is_bounded:
     numerator = tl.clamp(numerator, -ceilings, ceilings)
   quotient = numerator * reciprocals
-  # The sign of a zero is kept: -0 - 0 is -0, where -0 + 0 is 0.
+  # This keeps the sign of a zero: -0 - 0 is -0, but -0 + 0 is 0.
   excess = tl.fma(quotient, steps, -numerator)
   quotient = tl.fma(-excess, reciprocals, quotient)
   if is_exact:
@@ -430,7 +428,7 @@ def _divided(numerator, step, reciprocal, QUANTIZED: tl.constexpr):
 
 @triton.jit
 def _error(quotient, scale, QUANTIZED: tl.constexpr):
-  """Sums of ((x - rounded) * scale)^2 over blocks, or squares."""
+  """Returns sums of ((x - rounded) * scale)^2 over blocks, or squares."""
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   element: tl.constexpr = QUANTIZED.format.element
   options: tl.constexpr = QUANTIZED.options
@@ -438,7 +436,7 @@ def _error(quotient, scale, QUANTIZED: tl.constexpr):
   scales = tiles.over_blocks(decode_e4m3(scale), vec_size)
   error = (quotient - rounded) * scales
   error = error * error
-  # Subnormals are zeros to some of XLA's platforms.
+  # Some of XLA's platforms flush subnormals to zero.
   is_zero = error.to(tl.int32, bitcast=True) < MIN_NORMAL_BITS
   error = tl.where(is_zero, 0.0, error)
   return tiles.block_sum(error, vec_size, options)
@@ -446,13 +444,13 @@ def _error(quotient, scale, QUANTIZED: tl.constexpr):
 
 @triton.jit
 def quantize_two_level(x, global_scale, random_bits, QUANTIZED: tl.constexpr):
-  """Codes of a tile, and of its scales of a two-level format: NVFP4's.
+  """Quantizes a tile to a format with a global scale, NVFP4.
 
   Args:
     x: f32, bf16 or f16[rows, k].
-    global_scale: f32 scalar. Where it is not positive and finite, all is NaN.
-      Where scales are chosen, that which is computed from x.
-    random_bits: see `quantize_mx`.
+    global_scale: f32 scalar. All blocks are NaN unless it is positive and
+      finite. With `four_over_six` it is computed from x.
+    random_bits, QUANTIZED: see `quantize_mx`.
 
   Returns:
     The values and scales of `quantize_mx`.

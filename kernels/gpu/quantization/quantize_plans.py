@@ -3,15 +3,18 @@
 """Plans the launches of the quantize kernels: pure functions, no Triton.
 
 `plan` quantizes along one axis and reads x without a copy. `plan_both`
-quantizes along two axes, from one read. A computed global scale takes one read
-before, which finds the largest magnitudes of parts of x, or of a small x all of
-its global scale; `plan_maxima` and its twin for two have the former alone.
-A norm takes one read before, unless tiles have whole rows: it finds the
-"statistics" of rows. Arrays are "x", "global_scale", "key", "maxima", "values"
-and "scale", operands of a prologue, its "total", x + residual, and "amax", the
-largest finite magnitudes of parts of its result; names that end in "_t" are of
-columns. No launch lets the compiler contract a product
-and a sum, which would change bits.
+quantizes along two axes, from one read.
+
+If the global scale is computed, a launch before reads x. It finds "maxima", the
+partial amax values of x, or the whole "global_scale" of a small x.
+`plan_maxima` and `plan_maxima_of_both` return only the launch that finds the
+maxima. A norm also has a launch before, unless tiles have whole rows. It
+computes the "statistics" of rows.
+
+Other arrays are "x", "key", "values", "scale" and the operands of a prologue.
+"total" is x + residual, and "amax" has the largest finite magnitude of each
+program's results. Names that end in "_t" are those of columns. No launch lets
+the compiler contract a product and a sum, because that would change bits.
 """
 
 from __future__ import annotations
