@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Random bits of a tile: those of `jax.random.bits` of a threefry2x32 key.
+"""Draws the random bits of a tile, those of `jax.random.bits` of threefry2x32.
 
-With jax_threefry_partitionable each 32 bits are a function of the key and of
-the place in the array alone: place, as two words, is hashed, and the two words
-of the result are joined by an exclusive or. So a kernel draws its tile's bits
-in registers, whatever its tiles are.
+With jax_threefry_partitionable, 32 bits are a function of the key and of the
+place in the array. The place is hashed as two words, and the bits are the
+exclusive or of both words of the result. So a kernel can draw a tile's bits in
+registers for tiles of any size.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
 """
@@ -14,26 +14,17 @@ import triton
 import triton.language as tl
 
 _PARITY = tl.constexpr(0x1BD11BDA)
+# Rotations of four rounds. Groups of four rounds alternate between both rows.
+_ROTATIONS = tl.constexpr((13, 15, 26, 6))
+_OTHER_ROTATIONS = tl.constexpr((17, 29, 16, 24))
 
 
 @triton.jit
-def _rounds(
-  x,
-  y,
-  A: tl.constexpr,
-  B: tl.constexpr,
-  C: tl.constexpr,
-  D: tl.constexpr,
-):
-  """Computes four rounds with the given rotations."""
-  x += y
-  y = ((y << A) | (y >> (32 - A))) ^ x
-  x += y
-  y = ((y << B) | (y >> (32 - B))) ^ x
-  x += y
-  y = ((y << C) | (y >> (32 - C))) ^ x
-  x += y
-  y = ((y << D) | (y >> (32 - D))) ^ x
+def _rounds(x, y, ROTATIONS: tl.constexpr):
+  """Computes one round for each of the given rotations."""
+  for i in tl.static_range(len(ROTATIONS)):
+    x += y
+    y = ((y << ROTATIONS[i]) | (y >> (32 - ROTATIONS[i]))) ^ x
   return x, y
 
 
@@ -47,16 +38,11 @@ def places_along(index, DIMS: tl.constexpr):
       Strides are those of the array that bits are drawn for. The first size is
       not used.
   """
+  places = tl.zeros_like(index)
   for i in tl.static_range(len(DIMS) - 2, 0, -2):
-    if i == len(DIMS) - 2:
-      places = (index % DIMS[i]) * DIMS[i + 1]
-    else:
-      places += (index % DIMS[i]) * DIMS[i + 1]
+    places += (index % DIMS[i]) * DIMS[i + 1]
     index = index // DIMS[i]
-  first = index * DIMS[1]
-  if len(DIMS) > 2:
-    first += places
-  return first
+  return index * DIMS[1] + places
 
 
 @triton.jit
@@ -91,9 +77,9 @@ def bits(key, place):
   y = place.to(tl.uint32) + second
   for i in tl.static_range(5):
     if i % 2 == 0:
-      x, y = _rounds(x, y, 13, 15, 26, 6)
+      x, y = _rounds(x, y, _ROTATIONS)
     else:
-      x, y = _rounds(x, y, 17, 29, 16, 24)
+      x, y = _rounds(x, y, _OTHER_ROTATIONS)
     x += keys[(i + 1) % 3]
     y += keys[(i + 2) % 3] + (i + 1)
   return (x ^ y).to(tl.int32, bitcast=True)
