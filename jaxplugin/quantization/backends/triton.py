@@ -240,7 +240,8 @@ QUANTIZE: Final[decisions.BackendRecord[problems.QuantizationProblem]] = (
   decisions.BackendRecord(
     name="triton",
     summary="Triton kernels",
-    rank=choice.rank_on(10, "cuda", "rocm"),
+    platforms=triton_library.PLATFORMS,
+    rank=choice.rank_on(10, *triton_library.PLATFORMS),
     supports=supports,
     emit=quantize,
     lowering_refusal=lambda target: triton_library.lowering_refusal(target),
