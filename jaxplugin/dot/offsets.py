@@ -35,7 +35,7 @@ from jaxplugin.dot import (
   reference,
   sides,
 )
-from jaxplugin.dot.backends import cpu, cpu_configs
+from jaxplugin.dot.backends import cpu
 from jaxplugin.jaxext import tangents
 from jaxplugin.operation import alternatives, primitive
 
@@ -171,7 +171,7 @@ class _DotWithOffset(alternatives.Forms):
     call = self._flat(context.avals_in[:-1])
     lead = shapes[0][:-1]  # lhs is the first array
     rows = math.prod(lead)
-    if rows > MOST_ROWS or cpu_configs.is_turned(rows, call.problem().n):
+    if rows > MOST_ROWS or cpu.is_turned(rows, call.problem().n):
       return None
     decision = backends.choose_for(call, context.target)
     if decision.implementation != cpu.BACKEND.name:

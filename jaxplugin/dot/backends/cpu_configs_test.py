@@ -19,14 +19,14 @@ from absl.testing import absltest, parameterized
 import jaxplugin as jp
 from jaxplugin.core import formats, targets
 from jaxplugin.dot import backends
-from jaxplugin.dot.backends import cpu, cpu_configs
+from jaxplugin.dot.backends import cpu
 from jaxplugin.runtime import cpu_library
 from jaxplugin.tables import records
 from jaxplugin.testing import dot_problems
 from jaxplugin.testing.dot_suite import suite
 
 TARGET = jp.detect_target("cpu")
-CpuConfig = cpu_configs.CpuConfig
+CpuConfig = cpu.CpuConfig
 needs_library = absltest.skipIf(
   TARGET.cpu_kernels is None, TARGET.missing(targets.CPU_KERNELS)
 )
@@ -59,9 +59,9 @@ class CpuConfigTest(parameterized.TestCase):
     (CpuConfig(**EVERY), EVERY),
   )
   def test_fields_there_and_back(self, config, expected):
-    fields = cpu_configs.fields_of(config)
+    fields = cpu.fields_of(config)
     self.assertEqual(fields, records.fields_of("config", expected))
-    self.assertEqual(cpu_configs.config_of(fields), config)
+    self.assertEqual(cpu.config_of(fields), config)
 
   @parameterized.parameters(
     ({"chunk": 3}, "must be among engine, panel_rows, .*, got chunk"),
@@ -76,8 +76,8 @@ class CpuConfigTest(parameterized.TestCase):
   def test_other_fields_are_refused(self, value, message):
     fields = records.fields_of("config", value)
     with self.assertRaisesRegex(ValueError, message):
-      cpu_configs.config_of(fields)
-    error = cpu_configs.fields_error(fields, problem(), TARGET)
+      cpu.config_of(fields)
+    error = cpu.fields_error(fields, problem(), TARGET)
     self.assertRegex(error, message)
 
   def test_attributes_say_what_is_not_by_rule(self):
@@ -90,9 +90,9 @@ class CpuConfigTest(parameterized.TestCase):
 @needs_library
 class ServedTest(parameterized.TestCase):
   def test_engines_have_the_library_s_numbers(self):
-    for number, name in enumerate(cpu_configs.ENGINES):
+    for number, name in enumerate(cpu.ENGINES):
       self.assertEqual(cpu_library.engine_name(number), name)
-    self.assertIsNone(cpu_library.engine_name(len(cpu_configs.ENGINES)))
+    self.assertIsNone(cpu_library.engine_name(len(cpu.ENGINES)))
 
   @parameterized.parameters(
     ("avx2", (), {}, {"engine": "vnni"}, "needs avx512_bf16 kernels, got avx2"),
@@ -124,9 +124,9 @@ class ServedTest(parameterized.TestCase):
   def test_config_error_says_why(self, isa, kinds, changes, config, message):
     target = dataclasses.replace(TARGET, cpu_kernels=isa)
     asked = problem(*kinds, **changes)
-    error = cpu_configs.config_error(asked, target, CpuConfig(**config))
+    error = cpu.config_error(asked, target, CpuConfig(**config))
     self.assertRegex(error, message)
-    has_none = cpu_configs.candidates(asked, target) == ()
+    has_none = cpu.candidates(asked, target) == ()
     self.assertEqual(has_none, config == {})
 
   @parameterized.parameters(
@@ -191,7 +191,7 @@ class ServedTest(parameterized.TestCase):
   )
   def test_engine_by_rule(self, isa, lhs, rhs, m, k, engine):
     asked = problem(lhs, rhs, m=m, k=k)
-    self.assertEqual(cpu_configs.engine_by_rule(asked, on(isa)), engine)
+    self.assertEqual(cpu.engine_by_rule(asked, on(isa)), engine)
 
   @parameterized.parameters(
     ("avx512_bf16", np.float32, jp.MXFP4, 4, "few_rows_vnni"),
@@ -211,15 +211,15 @@ class ServedTest(parameterized.TestCase):
   )
   def test_engine_by_rule_of_fastest_precision(self, isa, lhs, rhs, m, engine):
     asked = problem(lhs, rhs, m=m, k=4096, fastest_precision=True)
-    self.assertEqual(cpu_configs.engine_by_rule(asked, on(isa)), engine)
+    self.assertEqual(cpu.engine_by_rule(asked, on(isa)), engine)
     self.assertEqual(
-      cpu_configs.quantizes_rows(asked, on(isa)),
+      cpu.quantizes_rows(asked, on(isa)),
       engine in ("vnni", "few_rows_vnni", "neon_integers"),
     )
     exact = dataclasses.replace(asked, fastest_precision=False)
-    self.assertFalse(cpu_configs.quantizes_rows(exact, on(isa)))
+    self.assertFalse(cpu.quantizes_rows(exact, on(isa)))
     apart = dataclasses.replace(asked, blocks_pair_up=False)
-    self.assertFalse(cpu_configs.quantizes_rows(apart, on(isa)))
+    self.assertFalse(cpu.quantizes_rows(apart, on(isa)))
 
   @parameterized.parameters(
     ("avx512_bf16", jp.MXFP4, True, ""),
@@ -233,14 +233,14 @@ class ServedTest(parameterized.TestCase):
   ):
     asked = problem(np.float32, format, fastest_precision=is_fastest)
     config = CpuConfig(rows="floats")
-    error = cpu_configs.config_error(asked, on(isa), config)
+    error = cpu.config_error(asked, on(isa), config)
     self.assertIn(words, error or "")
-    found = cpu_configs.candidates(asked, on(isa))
+    found = cpu.candidates(asked, on(isa))
     self.assertEqual(config in found, error is None)
     self.assertEqual(error is None, not words)
     fields = (("rows", "floats"),)
-    self.assertEqual(cpu_configs.fields_of(config), fields)
-    self.assertEqual(cpu_configs.config_of(fields), config)
+    self.assertEqual(cpu.fields_of(config), fields)
+    self.assertEqual(cpu.config_of(fields), config)
     with self.assertRaisesRegex(
       ValueError, "rows must be one of .* got 'int8'"
     ):
@@ -249,7 +249,7 @@ class ServedTest(parameterized.TestCase):
   def test_few_rows_are_floats_by_rule_and_bytes_by_a_named_engine(self):
     target = on("avx512_bf16")
     asked = problem(jnp.bfloat16, jp.MXFP4, m=4, fastest_precision=True)
-    found = cpu_configs.candidates(asked, target)
+    found = cpu.candidates(asked, target)
     self.assertNotIn(CpuConfig(rows="floats"), found)
     named = CpuConfig(engine="few_rows_vnni")
     self.assertIn(named, found)
@@ -257,7 +257,7 @@ class ServedTest(parameterized.TestCase):
       (CpuConfig(), "rows stay floats"),
       (named, "rows are quantized"),
     ):
-      fields = cpu_configs.fields_of(config)
+      fields = cpu.fields_of(config)
       (note,) = cpu.plan(asked, target, fields).notes
       self.assertIn(words, note)
 
@@ -265,10 +265,10 @@ class ServedTest(parameterized.TestCase):
     """The kernel gets it turned: one row against 900."""
     asked = problem(jp.MXFP4, np.float32, m=900, n=1)
     self.assertEqual(
-      cpu_configs.engine_by_rule(asked, on("avx512_bf16")), "few_rows_avx512"
+      cpu.engine_by_rule(asked, on("avx512_bf16")), "few_rows_avx512"
     )
     config = CpuConfig(engine="few_rows_avx2")
-    self.assertIsNone(cpu_configs.config_error(asked, on("avx2"), config))
+    self.assertIsNone(cpu.config_error(asked, on("avx2"), config))
 
   @parameterized.product(
     isa=INSTRUCTION_SETS, lhs=(*formats.FORMATS, *PLAIN), rhs=formats.FORMATS
@@ -276,24 +276,24 @@ class ServedTest(parameterized.TestCase):
   def test_candidates_are_few_different_and_served(self, isa, lhs, rhs):
     for m, n in itertools.product((1, 4, 6, 11, 40, 600), (1, 32, 2880)):
       asked = problem(lhs, rhs, m=m, n=n)
-      found = cpu_configs.candidates(asked, on(isa))
+      found = cpu.candidates(asked, on(isa))
       self.assertEqual(found[0], CpuConfig())
       self.assertLen(set(found), len(found))
       self.assertLessEqual(len(found), 12)
-      rule = cpu_configs.engine_by_rule(asked, on(isa))
+      rule = cpu.engine_by_rule(asked, on(isa))
       self.assertNotIn(CpuConfig(engine=rule), found)
       for config in found:
-        self.assertIsNone(cpu_configs.config_error(asked, on(isa), config))
+        self.assertIsNone(cpu.config_error(asked, on(isa), config))
       threads = {config.threads for config in found}
       is_parallel = n == 2880 and m > 4
       self.assertEqual(threads, {0, 1 if is_parallel else 8}, (m, n))
-      alone = cpu_configs.candidates(asked, on(isa, core_count=1))
+      alone = cpu.candidates(asked, on(isa, core_count=1))
       self.assertEqual({config.threads for config in alone}, {0})
 
 
 def emit_configured(config: CpuConfig, x: Any, w: Any) -> Any:
   """The dot under a config."""
-  backend = cpu.BACKEND.configured(cpu_configs.fields_of(config))
+  backend = cpu.BACKEND.configured(cpu.fields_of(config))
   with mock.patch.dict(backends.BACKENDS, {"cpu": backend}):
     jax.clear_caches()
     try:
@@ -356,10 +356,10 @@ class ConfiguredDotTest(suite.DotSuite):
   @classmethod
   def emit(cls, call, asked, target):
     """By a digest of the problem: equal problems have equal bits."""
-    found = cpu_configs.candidates(asked, target)
+    found = cpu.candidates(asked, target)
     config = found[zlib.crc32(str(asked).encode()) % len(found)]
     cls.seen.add(config)
-    return cpu.emit(call, asked, target, cpu_configs.fields_of(config))
+    return cpu.emit(call, asked, target, cpu.fields_of(config))
 
   @classmethod
   def tearDownClass(cls):

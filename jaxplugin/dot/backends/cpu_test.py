@@ -23,7 +23,7 @@ from absl.testing import absltest, parameterized
 import jaxplugin as jp
 from jaxplugin.core import formats, targets
 from jaxplugin.dot import backends
-from jaxplugin.dot.backends import cpu, cpu_configs
+from jaxplugin.dot.backends import cpu
 from jaxplugin.kernels.cpu import library
 from jaxplugin.tables import resolution
 from jaxplugin.testing import contract, dot_problems
@@ -37,7 +37,7 @@ needs_library = absltest.skipIf(
 )
 NUM_THREADS = 8
 CALLS_PER_THREAD = 20
-RULE = cpu_configs.CpuConfig()
+RULE = cpu.CpuConfig()
 
 
 def make_problem(lhs=jp.MXFP8, *rhs, **changes):
@@ -326,7 +326,7 @@ class GateTest(parameterized.TestCase):
       )
       problem = make_problem(own, k=480)
       self.assertIsNone(self.reason(problem), own)
-      self.assertIsNone(cpu_configs.config_error(problem, self.TARGET, RULE))
+      self.assertIsNone(cpu.config_error(problem, self.TARGET, RULE))
       self.assertIsNone(
         self.reason(make_problem(own, own, k=480 if block_size < 99 else 1000))
       )

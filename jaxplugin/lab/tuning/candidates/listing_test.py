@@ -13,7 +13,7 @@ from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats, targets
-from jaxplugin.dot.backends import cpu_configs, triton
+from jaxplugin.dot.backends import cpu, triton
 from jaxplugin.kernels.gpu import configs, constraints
 from jaxplugin.lab.tuning.candidates import listing, triton_space
 from jaxplugin.lab.tuning.operations import operation
@@ -167,19 +167,17 @@ class CpuTest(parameterized.TestCase):
         *(p.example for p in found.pruned),
       )
     ]
-    for engine in cpu_configs.ENGINES[1:]:
+    for engine in cpu.ENGINES[1:]:
       self.assertEqual(told.count(engine), 1, engine)
     rules = [p for p in found.pruned if p.rule == "dominated"]
     self.assertLen(rules, 1)
     self.assertEqual(
       dict(rules[0].example)["engine"],
-      cpu_configs.engine_by_rule(given, target),
+      cpu.engine_by_rule(given, target),
     )
     for candidate in found.candidates:
       if candidate.implementation == "cpu" and candidate.config:
-        self.assertIsNone(
-          cpu_configs.fields_error(candidate.config, given, target)
-        )
+        self.assertIsNone(cpu.fields_error(candidate.config, given, target))
 
 
 class DominatedTest(parameterized.TestCase):

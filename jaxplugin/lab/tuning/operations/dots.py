@@ -15,7 +15,7 @@ from jaxplugin import dot
 from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.core import targets
 from jaxplugin.dot import backends, problems
-from jaxplugin.dot.backends import cpu_configs
+from jaxplugin.dot.backends import cpu
 from jaxplugin.lab.tuning.candidates import triton_space
 from jaxplugin.lab.tuning.operations import operands, operation
 
@@ -46,7 +46,7 @@ def _build(
   sizes = problem.batch, problem.m, problem.n, problem.k
   batch, m, n, k = (size for size in sizes if size is not None)
   lead = () if batch == 1 else (batch,)
-  may_quantize = cpu_configs.may_quantize_rows(problem)
+  may_quantize = cpu.may_quantize_rows(problem)
   (lhs, lhs_exact), (rhs, rhs_exact) = (
     operands.operand_of(rng, side, (*lead, rows, k), may_quantize=may_quantize)
     for side, rows in ((problem.lhs, m), (problem.rhs, n))
@@ -179,11 +179,11 @@ def _cpu_space(
 ) -> operation.Space:
   """Returns all configs of the C++ kernels, because they are few."""
   del margin
-  kept = cpu_configs.candidates(problem, target)
+  kept = cpu.candidates(problem, target)
   pruned = []
-  for engine in cpu_configs.ENGINES:
-    config = cpu_configs.CpuConfig(engine=engine)
-    error = cpu_configs.config_error(problem, target, config)
+  for engine in cpu.ENGINES:
+    config = cpu.CpuConfig(engine=engine)
+    error = cpu.config_error(problem, target, config)
     if error is None and config in kept:
       continue
     pruned.append(
@@ -191,11 +191,11 @@ def _cpu_space(
         rule="dominated" if error is None else "resources",
         reason=error or "it is what the rule chooses",
         implementation="cpu",
-        example=cpu_configs.fields_of(config),
+        example=cpu.fields_of(config),
       )
     )
   return operation.Space(
-    configs=tuple(map(cpu_configs.fields_of, kept)), pruned=tuple(pruned)
+    configs=tuple(map(cpu.fields_of, kept)), pruned=tuple(pruned)
   )
 
 

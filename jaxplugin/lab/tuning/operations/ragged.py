@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.dot import problems as dot_problems
-from jaxplugin.dot.backends import cpu_configs
+from jaxplugin.dot.backends import cpu
 from jaxplugin.lab.tuning.operations import operands, operation
 from jaxplugin.ragged import api, backends, general, problems
 
@@ -91,7 +91,7 @@ def _build(
     rng,
     problem.lhs,
     (m, contracted),
-    may_quantize=cpu_configs.may_quantize_rows(problem),
+    may_quantize=cpu.may_quantize_rows(problem),
   )
   # Generating gigabytes of random weights takes long. Group i therefore has the
   # rows of the first group's weight, rolled by i.
