@@ -63,12 +63,12 @@ from jaxplugin.core.formats import UINT4_32_MIN as UINT4_32_MIN
 from jaxplugin.core.formats import UINT4_128 as UINT4_128
 from jaxplugin.core.formats import UINT4_128_BF16 as UINT4_128_BF16
 from jaxplugin.core.formats import BlockFormat as BlockFormat
-from jaxplugin.core.options import FallbackError as FallbackError
-from jaxplugin.core.options import FallbackWarning as FallbackWarning
-from jaxplugin.core.options import options as options
+from jaxplugin.core.targets import FallbackError as FallbackError
+from jaxplugin.core.targets import FallbackWarning as FallbackWarning
 from jaxplugin.core.targets import Target as Target
 from jaxplugin.core.targets import detect_target as detect_target
 from jaxplugin.core.targets import named_target as named_target
+from jaxplugin.core.targets import options as options
 from jaxplugin.core.targets import use_target as use_target
 from jaxplugin.dot.api import block_scaled_dot as block_scaled_dot
 from jaxplugin.dot.guards import NonFiniteError as NonFiniteError

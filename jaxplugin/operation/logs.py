@@ -30,7 +30,6 @@ import jax
 import jax.monitoring
 
 from jaxplugin.core import decisions, targets
-from jaxplugin.core import options as options_lib
 from jaxplugin.jaxext import jax_private
 
 VARIABLE: Final = "JAXPLUGIN_LOG"
@@ -223,7 +222,7 @@ def _warn_once(
   warnings.warn(
     f"{operation}: XLA dequantizes the operands of {problem}{place_text()} on"
     f" {target}, because no kernel supports it. {reasons}",
-    options_lib.FallbackWarning,
+    targets.FallbackWarning,
     stacklevel=2,
   )
 

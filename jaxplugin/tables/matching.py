@@ -19,7 +19,7 @@ from typing import Any, Final, Generic
 import jaxlib
 import numpy as np
 
-from jaxplugin.core import decisions, formats, options, targets
+from jaxplugin.core import decisions, formats, targets
 from jaxplugin.kernels import architectures, launching
 from jaxplugin.runtime import fingerprints
 from jaxplugin.tables import records
@@ -231,7 +231,7 @@ def misfit(
   The reason has the rule that is broken, and the value that breaks it.
   """
   # A limit refuses a config, and not the whole table.
-  target = dataclasses.replace(target, options=options.NONE)
+  target = dataclasses.replace(target, options=targets.NONE)
   # A process may register backends at any time.
   return _misfit(table, operation, target, tuple(operation.backends().items()))
 

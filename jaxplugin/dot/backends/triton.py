@@ -24,7 +24,6 @@ from jax import lax
 
 from jaxplugin.arrays import interleaving, layouts
 from jaxplugin.core import decisions, extents, formats, targets
-from jaxplugin.core import options as options_lib
 from jaxplugin.dot import calls, epilogue, problems, sides
 from jaxplugin.kernels import formats as kernel_formats
 from jaxplugin.kernels import launching
@@ -459,9 +458,7 @@ def limits_notes(
   shape: configs.MatmulShape,
 ) -> tuple[str, ...]:
   """Returns a note if a limit changes the rule's config."""
-  unlimited = default_config(
-    dataclasses.replace(target, options=options_lib.NONE)
-  )
+  unlimited = default_config(dataclasses.replace(target, options=targets.NONE))
   error = workspace_error(unlimited, shape, target)
   if error is None:
     return ()

@@ -17,7 +17,7 @@ from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.core import options
+from jaxplugin.core import targets
 from jaxplugin.dot.backends import triton
 from jaxplugin.operation import logs
 from jaxplugin.ragged.backends import triton as ragged
@@ -107,7 +107,7 @@ class ThreadsTest(parameterized.TestCase):
       found.append(lower())
     found += [lower(), limits(traced.lower().as_text())]
     self.assertEqual(found, [[0], [1], [2], [0], [1], [0], [1]])
-    self.assertEqual(options.current(), options.NONE)
+    self.assertEqual(targets.current(), targets.NONE)
 
   def test_a_context_inside_a_function_limits_its_calls(self):
     def function(x, w):
@@ -343,24 +343,24 @@ class ValuesTest(parameterized.TestCase):
       jp.options(**arguments).__enter__()
 
   @parameterized.parameters(
-    ({}, options.NONE),
-    ({"JAXPLUGIN_THREADS": "2"}, options.Options(threads=2)),
+    ({}, targets.NONE),
+    ({"JAXPLUGIN_THREADS": "2"}, targets.Options(threads=2)),
     (
       {"JAXPLUGIN_WORKSPACE_BYTES": "0", "JAXPLUGIN_ON_FALLBACK": "warn"},
-      options.Options(workspace_bytes=0, on_fallback="warn"),
+      targets.Options(workspace_bytes=0, on_fallback="warn"),
     ),
     ({"JAXPLUGIN_THREADS": "all"}, "JAXPLUGIN_THREADS must be a whole number"),
     ({"JAXPLUGIN_ON_FALLBACK": "no"}, "JAXPLUGIN_ON_FALLBACK must be one of"),
   )
   def test_environment_variables_set_them(self, environment, expected):
-    options._of_environment.cache_clear()
-    self.addCleanup(options._of_environment.cache_clear)
+    targets._of_environment.cache_clear()
+    self.addCleanup(targets._of_environment.cache_clear)
     with mock.patch.dict(os.environ, environment):
       if isinstance(expected, str):
         with self.assertRaisesRegex((TypeError, ValueError), expected):
-          options.current()
+          targets.current()
         return
-      self.assertEqual(options.current(), expected)
+      self.assertEqual(targets.current(), expected)
       with jp.options(threads=5) as inner:
         self.assertEqual(inner.on_fallback, expected.on_fallback)
         self.assertEqual(inner.threads, 5)
