@@ -18,7 +18,7 @@ from jaxplugin.dot import backends, views
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import dot_variants, variants
 from jaxplugin.plugins import records, registry
-from jaxplugin.tables import matching
+from jaxplugin.tables import resolution
 from jaxplugin.testing import (
   command_lines,
   contract,
@@ -569,7 +569,7 @@ class MeasuredTest(BackendTestCase):
     with self.assertRaisesRegex(
       ValueError, "must have known sources.*got acme"
     ):
-      matching.sources_of(backends.OPERATION, CPU, ["acme"])
+      resolution.sources_of(backends.OPERATION, CPU, ["acme"])
 
 
 ARGUMENTS = "--lhs mxfp8 --rhs mxfp4 -m 4 -n 64 -k 64"

@@ -40,7 +40,7 @@ from jaxplugin.rewriting import calls, sources
 from jaxplugin.rewriting import sites as sites_lib
 from jaxplugin.runtime import lowering
 from jaxplugin.stablehlo import module_calls, module_parsing, modules, rewriter
-from jaxplugin.tables import matching
+from jaxplugin.tables import resolution
 
 _NUMBERS: Final = (bool, int, float, complex)
 # Reasons of `program.FUNCTIONS`.
@@ -710,7 +710,7 @@ def _backend_of(
   decided: choice.DecidedCall,
 ) -> decisions.BackendRecord[Any]:
   """Returns the backend that was chosen for a matmul."""
-  operation: matching.MeasuredOperation[Any] = backends.OPERATION
+  operation: resolution.MeasuredOperation[Any] = backends.OPERATION
   if not isinstance(decided.problem, problems.DotProblem):
     operation = ragged_backends.operation_of(decided.problem)
   assert decided.decision is not None

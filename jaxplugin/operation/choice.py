@@ -16,13 +16,13 @@ import jax.numpy as jnp
 
 from jaxplugin.core import decisions, error_context, targets
 from jaxplugin.operation import logs
-from jaxplugin.tables import matching, resolution
+from jaxplugin.tables import resolution
 
 Proposals = tuple[decisions.Measured, ...]
 
 
 def choose(
-  operation: matching.MeasuredOperation[decisions.Problem],
+  operation: resolution.MeasuredOperation[decisions.Problem],
   problem: decisions.Problem,
   target: targets.Target,
   requested: str | None = None,
@@ -97,7 +97,7 @@ def choose(
 
 
 def _is_fallback(
-  operation: matching.MeasuredOperation[decisions.Problem],
+  operation: resolution.MeasuredOperation[decisions.Problem],
   problem: Any,
   decision: decisions.Decision,
 ) -> bool:
@@ -112,7 +112,7 @@ def _is_fallback(
 
 
 def _limited(
-  operation: matching.MeasuredOperation[decisions.Problem],
+  operation: resolution.MeasuredOperation[decisions.Problem],
   measured: Proposals,
   problem: decisions.Problem,
   target: targets.Target,
@@ -203,7 +203,7 @@ def decide(
 
 
 def backend_of(
-  operation: matching.MeasuredOperation[decisions.Problem],
+  operation: resolution.MeasuredOperation[decisions.Problem],
   decision: decisions.Decision,
 ) -> decisions.BackendRecord[decisions.Problem]:
   """Returns the chosen backend with the decision's config."""
@@ -212,7 +212,7 @@ def backend_of(
 
 
 def emit(
-  operation: matching.MeasuredOperation[decisions.Problem],
+  operation: resolution.MeasuredOperation[decisions.Problem],
   decision: decisions.Decision,
   problem: decisions.Problem,
   target: targets.Target,
@@ -266,7 +266,7 @@ def by_size(
 
 
 def validate_name(
-  operation: matching.MeasuredOperation[Any], requested: str | None
+  operation: resolution.MeasuredOperation[Any], requested: str | None
 ) -> None:
   """Raises TypeError or ValueError unless `requested` is a backend or None."""
   decisions.validate_name(
@@ -315,5 +315,5 @@ def xla_backend(
     plan=plan,
     emit=emit,
     is_portable=True,
-    tunable=decisions.Tunable(source=matching.jaxlib_source),
+    tunable=decisions.Tunable(source=resolution.jaxlib_source),
   )

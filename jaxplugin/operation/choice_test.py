@@ -8,7 +8,7 @@ from absl.testing import absltest
 
 from jaxplugin.core import decisions, targets
 from jaxplugin.operation import choice
-from jaxplugin.tables import matching
+from jaxplugin.tables import resolution
 
 CPU = targets.Target(name="cpu", platform="cpu")
 CONFIG = (("rows", 4),)
@@ -24,7 +24,7 @@ def backend(name):
   )
 
 
-OPERATION = matching.MeasuredOperation(
+OPERATION = resolution.MeasuredOperation(
   name="test",
   fields_of=lambda problem: None,
   problem_of=lambda fields: None,

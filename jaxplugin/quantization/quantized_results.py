@@ -23,7 +23,7 @@ from jaxplugin.jaxext import tangents
 from jaxplugin.operation import alternatives, choice, primitive
 from jaxplugin.quantization import arguments, out_format, problems
 from jaxplugin.runtime import lowering
-from jaxplugin.tables import matching
+from jaxplugin.tables import resolution
 
 _F32: Final = np.dtype(np.float32)
 
@@ -47,7 +47,7 @@ class QuantizedResult(alternatives.Forms):
   out: Any
   bind: Callable[[Any], jax.Array]
   backends: Any
-  operation: matching.MeasuredOperation[Any]
+  operation: resolution.MeasuredOperation[Any]
   is_mapped: bool = False
 
   def mapped(self) -> QuantizedResult:
@@ -135,7 +135,7 @@ def compute(
   *,
   bind: Callable[[Any], jax.Array],
   backends: Any,
-  operation: matching.MeasuredOperation[Any],
+  operation: resolution.MeasuredOperation[Any],
   is_checked: bool,
   source: jax.Array | None = None,
 ) -> Any:

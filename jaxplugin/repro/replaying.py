@@ -29,7 +29,7 @@ from jaxplugin.quantization import problems, prologues
 from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import calls as ragged
 from jaxplugin.repro import oracle, tapping
-from jaxplugin.tables import matching, resolution
+from jaxplugin.tables import resolution
 
 _CLASSES: Final[dict[str, Any]] = {
   kind.__name__: kind
@@ -375,7 +375,7 @@ class _Checked:
 
   call: Any = None
   problem: Any
-  operation: matching.MeasuredOperation[Any]
+  operation: resolution.MeasuredOperation[Any]
   check: Callable[[list[Any], float], oracle.Difference]
   run: Callable[[str, decisions.Fields], list[Any]]
   names: tuple[str, ...] | None = None

@@ -4,7 +4,7 @@
 
 Records are frozen and check the rules below when they are created, both by the
 tuner and by the reader of a file. The operation defines the fields of a
-problem, and the implementation defines the fields of a config (`matching`).
+problem, and the implementation defines the fields of a config (`resolution`).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from jaxplugin.dot.backends import cpu, cudnn, modelled, triton, xla
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.operation import choice
 from jaxplugin.plugins import discovery, registry
-from jaxplugin.tables import matching, resolution
+from jaxplugin.tables import resolution
 
 Backend = decisions.BackendRecord[problems.DotProblem]
 
@@ -39,7 +39,7 @@ def table() -> dict[str, Backend]:
   return BACKENDS | registry.table(views.INTERFACE)
 
 
-OPERATION: Final[matching.MeasuredOperation[problems.DotProblem]] = (
+OPERATION: Final[resolution.MeasuredOperation[problems.DotProblem]] = (
   problems.measured(
     problems.DotProblem,
     "block_scaled_dot",

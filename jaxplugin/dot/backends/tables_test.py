@@ -24,7 +24,7 @@ from jaxplugin.core import formats, targets
 from jaxplugin.dot import backends, problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.runtime import triton_library
-from jaxplugin.tables import matching, reading, records, resolution, writing
+from jaxplugin.tables import reading, records, resolution, writing
 from jaxplugin.testing import dot_problems
 from jaxplugin.testing.measured import dot_tables, packaged
 from jaxplugin.testing.meshes import explicit
@@ -187,7 +187,7 @@ def with_toolchain(*toolchain):
 
 
 def with_device(**changes):
-  device = matching.device_of(H200)
+  device = resolution.device_of(H200)
   return both(device=dataclasses.replace(device, **changes))
 
 
@@ -289,7 +289,7 @@ class MisfitTest(absltest.TestCase):
   def check(self, claim, make, message, target=H200, is_told=True):
     with self.subTest(claim):
       made = make()
-      fit = matching.misfit(made, backends.OPERATION, target)
+      fit = resolution.misfit(made, backends.OPERATION, target)
       self.assertRegex(fit, message)
       decision = choose(made, target=target)
       self.assertEqual(decision.implementation_from, "rule")
@@ -302,7 +302,7 @@ class MisfitTest(absltest.TestCase):
 
   def test_the_same_table_fits(self):
     for made, target in ((both(), H200), (of_cudnn(), b200("9.13"))):
-      self.assertEqual(matching.misfit(made, backends.OPERATION, target), "")
+      self.assertEqual(resolution.misfit(made, backends.OPERATION, target), "")
 
   def test_a_table_of_something_else_is_refused_with_the_reason(self):
     for misfit in MISFITS:
@@ -321,7 +321,7 @@ class MisfitTest(absltest.TestCase):
   def test_ptxas_counts_where_kernels_depend_on_it(self):
     def told(name, ptxas):
       target = targets.named_target(name, ptxas=ptxas)
-      return dict(matching.triton_source(target).toolchain).get("ptxas")
+      return dict(resolution.triton_source(target).toolchain).get("ptxas")
 
     for name in ("b200", "b300", "rtx5090", "gb10"):
       for old in (None, "12.9", "13.1.80"):
@@ -336,10 +336,10 @@ class MisfitTest(absltest.TestCase):
       named = targets.named_target(name)
       if named.platform == "cpu":
         continue
-      device = matching.device_of(named)
+      device = resolution.device_of(named)
       self.assertRegex(device.kind, r"^(NVIDIA|AMD Instinct) \S+", name)
       real = dataclasses.replace(named, name=device.kind)
-      self.assertEqual(matching.device_of(real), device)
+      self.assertEqual(resolution.device_of(real), device)
 
 
 class UserFilesTest(FolderTestCase):

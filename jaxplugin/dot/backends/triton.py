@@ -39,7 +39,7 @@ from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.quantization.backends import triton as quantize_triton
 from jaxplugin.quantization.backends import triton_shapes
 from jaxplugin.runtime import triton_library
-from jaxplugin.tables import matching
+from jaxplugin.tables import resolution
 
 # Values (FP4 packed) and scale of a side, of any rank, and how kernels read
 # them.
@@ -894,6 +894,6 @@ BACKEND: Final = decisions.BackendRecord(
   launched_by=triton_library.launched_by,
   experiments=(("tma", triton_library.with_descriptors),),
   tunable=decisions.Tunable(
-    source=matching.triton_source, config_error=config_error
+    source=resolution.triton_source, config_error=config_error
   ),
 )

@@ -24,7 +24,7 @@ from jaxplugin.lab.bench import devices
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.operations import operation as operation_lib
 from jaxplugin.lab.tuning.operations import registry
-from jaxplugin.tables import matching, reading, records, resolution, writing
+from jaxplugin.tables import reading, records, resolution, writing
 
 FAILURES_NAME: Final = "denied.jsonl"  # in the folder of the table
 _MAX_BYTES: Final = 4 << 20
@@ -125,7 +125,7 @@ class Store:
     target: targets.Target,
     path: pathlib.Path | None = None,
     *,
-    operation: matching.MeasuredOperation[Any],
+    operation: resolution.MeasuredOperation[Any],
     rounds: int,
     is_again: bool = False,
     implementations: Iterable[str] | None = None,
@@ -146,7 +146,7 @@ class Store:
       TableError: If the file is not a table, or has another header.
       ValueError: If the target lacks an architecture or a number of cores.
     """
-    device = matching.device_of(target)
+    device = resolution.device_of(target)
     if device is None:
       raise ValueError(
         "tune: target must have an architecture and a number of cores, got"
@@ -170,7 +170,7 @@ class Store:
     self._header = records.Header(
       operation=operation.name,
       device=device,
-      sources=matching.sources_of(operation, target, names),
+      sources=resolution.sources_of(operation, target, names),
       measured=records.Measurement(
         # On a GPU, steps measure device time (`bench.execution`).
         clock="wall" if is_cpu else "device",

@@ -22,7 +22,7 @@ from jaxplugin.plugins import registry
 from jaxplugin.quantization import operations, problems, views
 from jaxplugin.quantization.backends import cpu, triton, xla
 from jaxplugin.runtime import lowering
-from jaxplugin.tables import matching, resolution
+from jaxplugin.tables import resolution
 
 Problem = problems.QuantizationProblem | problems.DequantizationProblem
 
@@ -30,16 +30,16 @@ QUANTIZE: Final = decisions.table(triton.QUANTIZE, cpu.QUANTIZE, xla.QUANTIZE)
 DEQUANTIZE: Final = decisions.table(cpu.DEQUANTIZE, xla.DEQUANTIZE)
 
 QUANTIZE_OPERATION: Final[
-  matching.MeasuredOperation[problems.QuantizationProblem]
-] = matching.MeasuredOperation(
+  resolution.MeasuredOperation[problems.QuantizationProblem]
+] = resolution.MeasuredOperation(
   name="quantize",
   fields_of=problems.fields_of,
   problem_of=problems.problem_of,
   backends=lambda: QUANTIZE | registry.table(views.QUANTIZE),
 )
 DEQUANTIZE_OPERATION: Final[
-  matching.MeasuredOperation[problems.DequantizationProblem]
-] = matching.MeasuredOperation(
+  resolution.MeasuredOperation[problems.DequantizationProblem]
+] = resolution.MeasuredOperation(
   name="dequantize",
   fields_of=problems.dequantize_fields_of,
   problem_of=problems.dequantize_problem_of,

@@ -29,7 +29,7 @@ from jaxplugin.operation import choice
 from jaxplugin.quantization import operations, problems
 from jaxplugin.quantization.backends import triton_shapes
 from jaxplugin.runtime import triton_library
-from jaxplugin.tables import matching
+from jaxplugin.tables import resolution
 
 # Largest Hadamard groups. With larger groups registers spill.
 _MAX_HADAMARD: Final = 64
@@ -246,7 +246,7 @@ QUANTIZE: Final[decisions.BackendRecord[problems.QuantizationProblem]] = (
     emit=quantize,
     lowering_refusal=lambda target: triton_library.lowering_refusal(target),
     tunable=decisions.Tunable(
-      source=lambda target: matching.triton_source(target, "gpu/quantization")
+      source=lambda target: resolution.triton_source(target, "gpu/quantization")
     ),
   )
 )

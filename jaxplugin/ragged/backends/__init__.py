@@ -19,7 +19,7 @@ from jaxplugin.plugins import registry
 from jaxplugin.ragged import calls, epilogue, problems, views
 from jaxplugin.ragged.backends import cpu, triton, xla
 from jaxplugin.runtime import lowering
-from jaxplugin.tables import matching
+from jaxplugin.tables import resolution
 
 BACKENDS: Final = decisions.table(triton.BACKEND, cpu.BACKEND, xla.BACKEND)
 CONTRACTION_BACKENDS: Final = decisions.table(xla.CONTRACTION)
@@ -48,7 +48,9 @@ CONTRACTION: Final = dot_problems.measured(
 )
 
 
-def operation_of(problem: problems.Problem) -> matching.MeasuredOperation[Any]:
+def operation_of(
+  problem: problems.Problem,
+) -> resolution.MeasuredOperation[Any]:
   is_contraction = isinstance(problem, problems.ContractionProblem)
   return CONTRACTION if is_contraction else OPERATION
 

@@ -13,7 +13,7 @@ import jaxplugin as jp
 from jaxplugin.core import formats, targets
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.ragged import api, backends, primitive, problems
-from jaxplugin.tables import matching, records
+from jaxplugin.tables import records, resolution
 from jaxplugin.testing.measured import operation_tables
 
 F32 = np.dtype(np.float32)
@@ -141,7 +141,7 @@ class DecidedTest(absltest.TestCase):
     made = operation_tables.with_xla_first(
       CONTRACTION, self.target, told.problem
     )
-    self.assertEqual(matching.misfit(made, CONTRACTION, self.target), "")
+    self.assertEqual(resolution.misfit(made, CONTRACTION, self.target), "")
     with jp.tuning(made):
       (told,) = jp.explain(f, lhs, rhs)
     self.assertEqual(told.decision.implementation_from, "overlay")

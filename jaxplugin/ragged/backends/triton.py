@@ -30,7 +30,7 @@ from jaxplugin.operation import choice
 from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.ragged import calls, epilogue, problems
 from jaxplugin.runtime import triton_library
-from jaxplugin.tables import matching
+from jaxplugin.tables import resolution
 
 _SCHEDULE: Final = "each kernel program finds its rows on the device"
 _NOT_FASTER: Final = (
@@ -354,7 +354,7 @@ BACKEND: Final[decisions.BackendRecord[problems.RaggedDotProblem]] = (
     lowering_refusal=triton_library.lowering_refusal,
     launched_by=triton_library.launched_by,
     tunable=decisions.Tunable(
-      source=lambda target: matching.triton_source(target, "gpu/ragged")
+      source=lambda target: resolution.triton_source(target, "gpu/ragged")
     ),
   )
 )

@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any
 
 from jaxplugin.core import targets
-from jaxplugin.tables import matching, records
+from jaxplugin.tables import records, resolution
 from jaxplugin.testing.measured import measured_tables
 
 
@@ -24,7 +24,7 @@ def candidate(
 
 
 def row(
-  operation: matching.MeasuredOperation[Any], problem: Any, *ways: Any
+  operation: resolution.MeasuredOperation[Any], problem: Any, *ways: Any
 ) -> records.Row:
   """The first of (implementation, time, config) is the default."""
   candidates = [candidate(*way) for way in ways]
@@ -34,7 +34,7 @@ def row(
 
 
 def table(
-  operation: matching.MeasuredOperation[Any],
+  operation: resolution.MeasuredOperation[Any],
   target: targets.Target,
   /,
   *rows: records.Row,
@@ -42,19 +42,19 @@ def table(
 ) -> records.Table:
   """As if it had been measured here."""
   names = {c.implementation for row in rows for c in row.candidates}
-  device = matching.device_of(target)
+  device = resolution.device_of(target)
   assert device is not None
   header = measured_tables.header(
     operation=operation.name,
     device=device,
-    sources=matching.sources_of(operation, target, names),
+    sources=resolution.sources_of(operation, target, names),
     about=(),
   )
   return records.table_of(dataclasses.replace(header, **changes), rows)
 
 
 def with_xla_first(
-  operation: matching.MeasuredOperation[Any],
+  operation: resolution.MeasuredOperation[Any],
   target: targets.Target,
   *problems: Any,
 ) -> records.Table:

@@ -8,7 +8,7 @@ import dataclasses
 
 from jaxplugin.core import targets
 from jaxplugin.lab.tuning.operations import registry
-from jaxplugin.tables import matching, records
+from jaxplugin.tables import records, resolution
 
 
 def target_of(table: records.Table) -> targets.Target:
@@ -22,7 +22,7 @@ def target_of(table: records.Table) -> targets.Target:
       cpu_kernels=device.architecture,
     )
   made = (targets.named_target(name) for name in targets.TARGET_NAMES)
-  (found,) = (t for t in made if matching.device_of(t) == device)
+  (found,) = (t for t in made if resolution.device_of(t) == device)
   cudnn = dict(table.header.sources).get("cudnn")
   if cudnn is None:
     return found
@@ -35,10 +35,10 @@ def misfit_but_for_sources(table: records.Table) -> str:
   operation = registry.BY_NAME[table.header.operation].operation
   target = target_of(table)
   names = [name for name, _ in table.header.sources]
-  sources = matching.sources_of(operation, target, names)
+  sources = resolution.sources_of(operation, target, names)
   header = dataclasses.replace(table.header, sources=sources)
   today = records.table_of(header, table.rows)
-  return matching.misfit(today, operation, target)
+  return resolution.misfit(today, operation, target)
 
 
 def staleness(table: records.Table) -> str:
@@ -51,7 +51,7 @@ def staleness(table: records.Table) -> str:
   """
   operation = registry.BY_NAME[table.header.operation].operation
   names = [name for name, _ in table.header.sources]
-  here = dict(matching.sources_of(operation, target_of(table), names))
+  here = dict(resolution.sources_of(operation, target_of(table), names))
   changed = [
     f"{name} (measured {(source.kernels or 'none')[:12]}, here"
     f" {(here[name].kernels or 'none')[:12]})"

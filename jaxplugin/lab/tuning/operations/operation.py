@@ -17,7 +17,7 @@ from jaxplugin.dot import problems
 from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.quantization import problems as quantization
 from jaxplugin.ragged import problems as ragged
-from jaxplugin.tables import matching, records, resolution
+from jaxplugin.tables import records, resolution
 
 Problem = (
   problems.DotProblem
@@ -103,7 +103,7 @@ class TunedOperation:
     compiles: whether `triton_dots` compiles its Triton kernels.
   """
 
-  operation: matching.MeasuredOperation[Any]
+  operation: resolution.MeasuredOperation[Any]
   choose: Callable[..., decisions.Decision]
   refusal: Callable[[Any], str]
   build: Callable[[Any, np.random.Generator, bool], tuple[dict[str, Any], Any]]

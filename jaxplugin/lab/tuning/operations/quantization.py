@@ -31,7 +31,7 @@ from jaxplugin.quantization import (
 from jaxplugin.quantization.backends import xla
 from jaxplugin.repro import oracle
 from jaxplugin.runtime import lowering
-from jaxplugin.tables import matching
+from jaxplugin.tables import resolution
 
 # Values that every element type has, besides its largest value.
 _VALUES: Final = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
@@ -51,7 +51,7 @@ def _module(target: targets.Target) -> lowering.Module:
 
 
 def _shape_refusal(
-  described: matching.MeasuredOperation[Any], problem: _Either
+  described: resolution.MeasuredOperation[Any], problem: _Either
 ) -> str:
   """Returns why a shape is not supported; "" if it is supported."""
   fields = described.fields_of(problem)
