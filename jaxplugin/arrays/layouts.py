@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import interleaving
-from jaxplugin.core import error_context, extents, formats
+from jaxplugin.core import blocking, error_context, formats
 
 ScaleLayout = Literal["linear", "swizzled_128x4"]
 LINEAR: Final = "linear"
@@ -83,7 +83,7 @@ def linear_scale_shape(
   if format.is_square:
     divisors = dict.fromkeys((len(shape) - 2, len(shape) - 1), divisors[axis])
   return tuple(
-    extents.divide_up(size, divisors.get(d, 1)) for d, size in enumerate(shape)
+    blocking.divide_up(size, divisors.get(d, 1)) for d, size in enumerate(shape)
   )
 
 
@@ -224,8 +224,8 @@ def swizzled_shape(scale_shape: Sequence[int]) -> tuple[int, ...]:
   *batch, rows, columns = scale_shape
   return (
     *batch,
-    extents.round_up(rows, SCALE_TILE_ROWS),
-    extents.round_up(columns, SCALE_TILE_COLUMNS),
+    blocking.round_up(rows, SCALE_TILE_ROWS),
+    blocking.round_up(columns, SCALE_TILE_COLUMNS),
   )
 
 
@@ -303,7 +303,7 @@ def linear_scale(
   if scale_layout == LINEAR:
     return scale
   rows, k = shape[-2:]
-  return unswizzle_scale(scale, (rows, extents.divide_up(k, block_size)))
+  return unswizzle_scale(scale, (rows, blocking.divide_up(k, block_size)))
 
 
 @functools.partial(jax.jit, static_argnames="shape")

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import interleaving, layouts, validation
-from jaxplugin.core import error_context, extents, formats
+from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.jaxext import jax_private
 
 _WHO: Final = "ScaledArray"
@@ -214,7 +214,7 @@ class ScaledArray:
     bits = 8 if is_byte else self.format.value_bits
     if self.is_interleaved:
       bits = 8 * interleaving.WORDS.itemsize
-    total = extents.divide_up(self.values.size * bits, 8)
+    total = blocking.divide_up(self.values.size * bits, 8)
     total += self.scale.size * self.scale.dtype.itemsize
     for leaf in (self.global_scale, self.offset, self.surrogate):
       if leaf is not None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import interleaving, layouts
-from jaxplugin.core import error_context, extents, formats
+from jaxplugin.core import blocking, error_context, formats
 
 # E4M3's top binade begins here; its largest number is 448. A tensor with a
 # global scale has a block scale of exactly 448. Fused layers share a global
@@ -141,7 +141,7 @@ def _checked_shape(array: Any) -> tuple[tuple[int, ...], int]:
   block = array.block_size
   expected: tuple[int, ...] | None = None
   if is_swizzled:
-    columns = extents.divide_up(shape[-1], block)
+    columns = blocking.divide_up(shape[-1], block)
     expected = layouts.swizzled_shape((*shape[:-1], columns))
   elif format.may_be_short or scale.shape[axis] * block == shape[axis]:
     expected = layouts.linear_scale_shape(format, shape, axis)

@@ -19,7 +19,7 @@ from jax import lax
 
 from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.checkpoints import errors
-from jaxplugin.core import extents, formats
+from jaxplugin.core import blocking, formats
 
 # Smallest and largest global scale that multiplies. With NVFP4's amax / 2688
 # this is an amax from 2.4e-9 to 672. A scale that divides (2688 / amax, 1e3 to
@@ -530,11 +530,11 @@ def _scaled_block(
     for size in _SCALE_SIZES:
       if size * columns == k:
         return 1, size
-    if extents.divide_up(k, _SHORT_SIZE) == columns:
+    if blocking.divide_up(k, _SHORT_SIZE) == columns:
       return 1, _SHORT_SIZE
     return None if k % columns else (1, k // columns)
   for size in () if is_packed else _SCALE_SIZES:
-    if (rows, columns) == tuple(extents.divide_up(x, size) for x in (n, k)):
+    if (rows, columns) == tuple(blocking.divide_up(x, size) for x in (n, k)):
       return size, size
   return row if (rows, columns) == (1, 1) else None
 

@@ -39,7 +39,7 @@ from jaxplugin.checkpoints import (
   records,
   stored,
 )
-from jaxplugin.core import extents, formats
+from jaxplugin.core import blocking, formats
 
 MODELOPT: Final = "modelopt"
 COMPRESSED_TENSORS: Final = "compressed-tensors"
@@ -866,11 +866,11 @@ def _comfyui_rows(
   elif bias is not None:
     # Values are padded, the bias is not.
     count = math.prod(bias.shape)
-    rows = count if extents.round_up(count, unit) == n else n
-  padded = extents.round_up(rows, unit)
+    rows = count if blocking.round_up(count, unit) == n else n
+  padded = blocking.round_up(rows, unit)
   # `conversions.from_comfyui` cannot cut tiles of scales.
   tile = array_layouts.SCALE_TILE_ROWS
-  tiles = {extents.divide_up(x, tile) for x in (rows, n)}
+  tiles = {blocking.divide_up(x, tile) for x in (rows, n)}
   if not 0 < rows <= n or padded not in (n, rows) or len(tiles) != 1:
     raise stored.fault(
       values, f"its {n} rows must be {rows} rows padded, as its mark says"
@@ -887,7 +887,7 @@ def _comfyui_tensors(
   codes = assembly.viewed(array.values, formats.PACKED)
   if format.is_fp4:  # the first value in the high nibble
     codes = codes << 4 | codes >> 4
-  rows = extents.round_up(len(codes), comfyui_marks.ROWS[format])
+  rows = blocking.round_up(len(codes), comfyui_marks.ROWS[format])
   xp: Any = np if isinstance(codes, np.ndarray) else jnp
   codes = xp.pad(codes, ((0, rows - len(codes)), (0, 0)))
   mark = comfyui_marks.mark(format, array.shape)

@@ -20,7 +20,7 @@ from jax import lax
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import assembly, errors
-from jaxplugin.core import extents, formats
+from jaxplugin.core import blocking, formats
 
 INT32: Final = np.dtype(np.int32)
 # Sign bits of two nibbles. Flipping them subtracts 8 from each nibble.
@@ -74,7 +74,7 @@ def find_dtype(who: str, words: Any, shape: tuple[int, ...]) -> np.dtype:
   """
   for dtype, (per_word, _) in _DTYPES.items() if len(shape) > 1 else ():
     *lead, k = shape
-    if tuple(words.shape) == (*lead, extents.divide_up(k, per_word)):
+    if tuple(words.shape) == (*lead, blocking.divide_up(k, per_word)):
       return dtype
   raise TypeError(
     f"{who}: weight_packed must be int32[..., k / 8] (4 bits) or"
@@ -124,7 +124,7 @@ def _unpack_zero_points(
   """
   per_word, signs = _DTYPES[dtype]
   *lead, n, groups = scale.shape if len(scale.shape) > 1 else (0, 0)
-  wanted = (*lead, extents.divide_up(n, per_word), groups)
+  wanted = (*lead, blocking.divide_up(n, per_word), groups)
   if words.dtype != INT32 or tuple(words.shape) != wanted:
     raise TypeError(
       f"{who}: weight_zero_point must be int32{list(wanted)}, got"

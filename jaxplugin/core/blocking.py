@@ -1,20 +1,55 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`Blocking`: merges the contracting dimensions of an array into one."""
+"""Sizes in whole blocks, and the one dimension that an array is blocked along.
+
+Sizes may be symbolic.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from jaxplugin.core import extents
+from jaxplugin.core import formats
 from jaxplugin.jaxext import explicit_axes
+
+
+def are_static(sizes: Iterable[Any]) -> bool:
+  """Returns whether all sizes are integers."""
+  return all(isinstance(size, (int, np.integer)) for size in sizes)
+
+
+def divide_up(size: Any, divisor: int) -> Any:
+  """Returns size / divisor, rounded up."""
+  # JAX can prove that a symbolic result is the size of a slice with a stride.
+  return (size - 1) // divisor + 1
+
+
+def round_up(size: Any, multiple: int) -> Any:
+  """Returns the smallest multiple of `multiple` that is at least `size`."""
+  # In this form JAX can prove that a symbolic result is a multiple.
+  return (size + multiple - 1) // multiple * multiple
+
+
+def pad_axis(x: jax.Array, axis: int, size: Any) -> jax.Array:
+  """Pads an axis to `size` with zeros; E8M0 has no zero and gets 2^-127."""
+  axis %= x.ndim
+  missing = size - x.shape[axis]
+  if isinstance(missing, int) and missing == 0:
+    return x
+  zero_code = jnp.zeros((), x.dtype)
+  if x.dtype == formats.E8M0:  # byte 0 is its smallest number
+    zero_code = lax.bitcast_convert_type(jnp.zeros((), jnp.uint8), x.dtype)
+  widths: list[Any] = [(0, 0, 0)] * x.ndim
+  widths[axis] = (0, missing, 0)
+  return lax.pad(x, zero_code, widths)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +84,7 @@ class Blocking:
 
   def shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
     """Returns the shape of the result of `apply`."""
-    k = extents.round_up(math.prod(shape[d] for d in self.dims), self.multiple)
+    k = round_up(math.prod(shape[d] for d in self.dims), self.multiple)
     if len(self.dims) == 1:
       (axis,) = self.dims
       return (*shape[:axis], k, *shape[axis + 1 :])
@@ -66,7 +101,7 @@ class Blocking:
       k = math.prod(x.shape[d] for d in self.dims)
       x = x.transpose(*self.lead, *self.dims).reshape(*lead, k)
     k = x.shape[self.axis()]
-    return extents.pad_axis(x, self.axis(), extents.round_up(k, self.multiple))
+    return pad_axis(x, self.axis(), round_up(k, self.multiple))
 
   def as_in_product(self, shape: Sequence[int]) -> Blocking:
     """Returns a blocking with the same blocks that merges dimensions like dot.

@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend import core as extend_core
 from jax.sharding import NamedSharding
 
-from jaxplugin.core import extents
+from jaxplugin.core import blocking
 from jaxplugin.dot import problems, sides
 from jaxplugin.operation import primitive
 from jaxplugin.tables import resolution
@@ -303,6 +303,6 @@ class DotCall(primitive.OperationCall):
 
 def _product(sizes: Iterable[Any]) -> int | None:
   sizes = tuple(sizes)
-  if not extents.are_static(sizes):
+  if not blocking.are_static(sizes):
     return None  # symbolic
   return math.prod(sizes)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import extents, formats
+from jaxplugin.core import blocking, formats
 from jaxplugin.dot import (
   arguments,
   backends,
@@ -62,8 +62,8 @@ def terms(
 
 def block_sums(x: jax.Array, axis: int, block_size: int) -> jax.Array:
   """Returns f32 sums over blocks of `axis`, the last of which may be short."""
-  count = extents.divide_up(x.shape[axis], block_size)
-  x = extents.pad_axis(x.astype(jnp.float32), axis, count * block_size)
+  count = blocking.divide_up(x.shape[axis], block_size)
+  x = blocking.pad_axis(x.astype(jnp.float32), axis, count * block_size)
   shape = (*x.shape[:axis], count, block_size, *x.shape[axis + 1 :])
   return jnp.sum(x.reshape(shape), axis=axis + 1)
 
@@ -166,7 +166,7 @@ class _DotWithOffset(alternatives.Forms):
     self, context: primitive.LoweringContext
   ) -> Callable[..., jax.Array] | None:
     shapes = [aval.shape for aval in context.avals_in]
-    if not extents.are_static(itertools.chain(*shapes)):
+    if not blocking.are_static(itertools.chain(*shapes)):
       return None
     call = self._flat(context.avals_in[:-1])
     lead = shapes[0][:-1]  # lhs is the first array

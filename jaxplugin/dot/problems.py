@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import decisions, extents
+from jaxplugin.core import blocking, decisions
 from jaxplugin.core import formats as formats_lib
 from jaxplugin.tables import records, resolution
 
@@ -195,7 +195,7 @@ def padded_size(
       granule = math.lcm(granule, format.block_size)
     elif format.has_pairs:
       granule = math.lcm(granule, 2)
-  return extents.round_up(size, granule)
+  return blocking.round_up(size, granule)
 
 
 def are_copied(

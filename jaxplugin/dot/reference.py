@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.core import extents, formats
+from jaxplugin.core import blocking, formats
 from jaxplugin.dot import sides
 
 # Bound on the error before the final cast, in units of sum(|a * b|): 16
@@ -89,7 +89,7 @@ def oracle_dequantize(
     nibbles = np.stack([values & 15, values >> 4], axis=-1)
     nibbles = nibbles.reshape(*values.shape[:-1], 2 * values.shape[-1])
     values = np.moveaxis(nibbles, -1, axis).view(format.values_dtype)
-  blocks = extents.divide_up(values.shape[axis], format.block_size)
+  blocks = blocking.divide_up(values.shape[axis], format.block_size)
   scale = np.take(scale, np.arange(blocks), axis=axis).astype(np.float64)
   scale = np.repeat(scale, format.block_size, axis=axis)
   scale = np.take(scale, np.arange(values.shape[axis]), axis=axis)

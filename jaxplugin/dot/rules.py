@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import interleaving, layouts
-from jaxplugin.core import error_context, extents, formats
+from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.dot import calls, sides
 
 RESULT_DTYPES: Final = sides.PLAIN_DTYPES
@@ -230,7 +230,7 @@ def sizes_remedy(
       continue
     size, wanted = plain.shape[dim], quantized.shape[k]
     if not isinstance(size, int) or (
-      extents.round_up(size, format.block_size) != wanted
+      blocking.round_up(size, format.block_size) != wanted
     ):
       continue
     widths = [(0, 0)] * len(plain.shape)

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import interleaving, layouts
-from jaxplugin.core import error_context, extents, formats
+from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.dot import problems
 from jaxplugin.quantization import operations
 
@@ -400,12 +400,12 @@ class Side:
     if has_pairs and self.values.dtype == formats.PACKED:
       per_byte = 2
     side = self.replace(
-      values=extents.pad_axis(self.values, axis, size // per_byte)
+      values=blocking.pad_axis(self.values, axis, size // per_byte)
     )
     if self.format is None:
       return side
-    columns = extents.divide_up(size, self.format.block_size)
-    return side.replace(scale=extents.pad_axis(self.scale, axis, columns))
+    columns = blocking.divide_up(size, self.format.block_size)
+    return side.replace(scale=blocking.pad_axis(self.scale, axis, columns))
 
   def joined(self) -> Side | None:
     """Returns the side with its contracting dimensions merged and last.
@@ -483,4 +483,4 @@ def dense_strides(shape: Sequence[int]) -> problems.Strides:
   The batch must be 1 if rows are symbolic. Its stride is then 0.
   """
   _, rows, columns = shape
-  return rows * columns if extents.are_static([rows]) else 0, columns, 1
+  return rows * columns if blocking.are_static([rows]) else 0, columns, 1

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import jax
 
-from jaxplugin.core import extents
+from jaxplugin.core import blocking
 from jaxplugin.operation import repro_files
 
 VARIABLE: Final = "JAXPLUGIN_REPRO_DIR"
@@ -129,7 +129,7 @@ def remember(
   """Remembers a call that is lowered, for `handler_failed`."""
   if not is_on() or operation not in _HANDLERS:
     return
-  if not all(extents.are_static(x.shape) for x in avals):
+  if not all(blocking.are_static(x.shape) for x in avals):
     return
   _hook()
   form = params.get("call", params.get("problem"))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxplugin.arrays import layouts, scaled_array, validation
-from jaxplugin.core import blocking, error_context, extents, formats
+from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import (
   arguments,
@@ -112,8 +112,8 @@ def quantize(
   axis = layouts.canonical_axis(who, axis, x.ndim)
   error_context.require_bool(who, "pad", pad)
   if pad and format.block_size:
-    x = extents.pad_axis(
-      x, axis, extents.round_up(x.shape[axis], format.block_size)
+    x = blocking.pad_axis(
+      x, axis, blocking.round_up(x.shape[axis], format.block_size)
     )
   rule = arguments.package_rule(who, scale_rounding, format)
   rounding: ScaleRounding = "floor" if scale_rounding == "floor" else "up"

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.core import extents, formats
+from jaxplugin.core import blocking, formats
 from jaxplugin.quantization import codes, operations
 
 PackageRule = Literal["ggml", "compressed_tensors"]
@@ -65,7 +65,7 @@ def _quantize(
   rule: str | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   size = x.shape[axis]
-  count = extents.divide_up(size, format.block_size)
+  count = blocking.divide_up(size, format.block_size)
   x = _flushed(x.astype(jnp.float32))
   if missing := count * format.block_size - size:
     # A short last block repeats its last value, which changes no extremum.

@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import blocking, extents, formats
+from jaxplugin.core import blocking, formats
 from jaxplugin.jaxext import explicit_axes, mesh_axes
 from jaxplugin.operation import notation
 from jaxplugin.quantization import (
@@ -117,7 +117,7 @@ def prologue_refusal(
     shape: shape of the prologue's result.
   """
   first = specs[0]
-  if not extents.are_static(shape):
+  if not blocking.are_static(shape):
     return f"a size of {list(shape)} is symbolic"
   for spec in specs:
     what = "the matmul" if spec is first else "the backward pass"

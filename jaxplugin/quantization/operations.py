@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import blocking, extents, formats
+from jaxplugin.core import blocking, formats
 from jaxplugin.quantization import codes
 from jaxplugin.quantization.sharding import offsets
 
@@ -187,7 +187,7 @@ def dequantize_raw(
     values = layouts.unpack_fp4(values, axis=axis, dtype=format.values_dtype)
   size = values.shape[axis]
   whole = scale.shape[axis] * format.block_size
-  result = extents.pad_axis(_as_f32(values, format), axis, whole)
+  result = blocking.pad_axis(_as_f32(values, format), axis, whole)
   blocks = _split(result, axis, format.block_size)
   if format.code_offset:
     blocks = blocks + format.code_offset
@@ -296,7 +296,7 @@ def _tree_sum(x: jax.Array, axis: int) -> jax.Array:
   """Sums a dimension by adding its second half to its first, recursively."""
   size = x.shape[axis]
   whole = 1 << (size - 1).bit_length()
-  x = extents.pad_axis(x, axis, whole)
+  x = blocking.pad_axis(x, axis, whole)
   while whole > 1:
     whole //= 2
     first, second = (

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import blocking, extents, formats
+from jaxplugin.core import blocking, formats
 from jaxplugin.quantization import prologues
 from jaxplugin.tables import records, resolution
 
@@ -196,7 +196,7 @@ class QuantizationProblem:
 
   @property
   def sizes_are_static(self) -> bool:
-    return extents.are_static(self.shape)
+    return blocking.are_static(self.shape)
 
   @property
   def written_shape(self) -> tuple[Any, ...]:
@@ -204,7 +204,7 @@ class QuantizationProblem:
     if not self.pads_values:
       return self.shape
     *batch, rows, k = self.shape
-    return *batch, extents.round_up(rows, layouts.SCALE_TILE_ROWS), k
+    return *batch, blocking.round_up(rows, layouts.SCALE_TILE_ROWS), k
 
   @property
   def num_keys(self) -> int:
@@ -320,7 +320,7 @@ class DequantizationProblem:
 
   @property
   def sizes_are_static(self) -> bool:
-    return extents.are_static(self.shape)
+    return blocking.are_static(self.shape)
 
   @property
   def logical_shape(self) -> tuple[Any, ...]:

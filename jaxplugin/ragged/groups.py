@@ -9,7 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxplugin.core import extents
+from jaxplugin.core import blocking
 
 
 def ends(group_sizes: jax.Array, num_rows: int) -> jax.Array:
@@ -76,7 +76,7 @@ def align(
   num_rows, num_groups = x.shape[0], group_sizes.shape[0]
   old_ends = ends(group_sizes, num_rows)
   old_starts = starts(old_ends)
-  sizes = extents.round_up(old_ends - old_starts, multiple)
+  sizes = blocking.round_up(old_ends - old_starts, multiple)
   if multiple == 1:
     return x, sizes
   # At most `most` groups have rows. Each gets at most `multiple - 1` zero rows.

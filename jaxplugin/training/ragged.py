@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxplugin import dot
-from jaxplugin.core import error_context, extents, formats
+from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.dot import arguments as dot_arguments
 from jaxplugin.dot import derivatives, sides
 from jaxplugin.dot import rules as dot_rules
@@ -255,7 +255,7 @@ class _Product(products.Product):
     }
     with error_context.in_function(scheme.who):
       if self.is_contraction:
-        sizes = extents.round_up(sizes, self.lhs.multiple)
+        sizes = blocking.round_up(sizes, self.lhs.multiple)
         return general.contract(lhs, rhs, sizes, **dtypes)
       if self.rhs.dims == (1,):  # dgrad; kernels have blocks last
         rhs = rhs.transpose((0, 2, 1))
@@ -301,7 +301,7 @@ class _Setting(settings.Setting):
     call: calls.Call
     if rhs_contracting == (0,):
       if product is not None:
-        sizes = extents.round_up(sizes, product.lhs.multiple)
+        sizes = blocking.round_up(sizes, product.lhs.multiple)
       call = calls.plain_contraction(lhs, rhs, sizes, **options)
     else:
       (dim,) = rhs_contracting

@@ -24,7 +24,7 @@ import jax.ffi
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.core import decisions, error_context, extents, formats, targets
+from jaxplugin.core import blocking, decisions, error_context, formats, targets
 from jaxplugin.dot import calls, epilogue, problems, sides
 from jaxplugin.operation import choice
 from jaxplugin.quantization import problems as quantization_problems
@@ -645,7 +645,7 @@ def scale_of(side: sides.Side, dense: sides.Side) -> tuple[jax.Array, int]:
   is_readable = (
     size & (size - 1) == 0
     and scale.shape
-    == (batch, extents.divide_up(rows, size), dense.scale.shape[2])
+    == (batch, blocking.divide_up(rows, size), dense.scale.shape[2])
     and (batch == 1 or rows % size == 0)
   )
   return (scale, size) if is_readable else (dense.scale, 1)

@@ -35,7 +35,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import decisions, extents, formats, targets
+from jaxplugin.core import blocking, decisions, formats, targets
 from jaxplugin.dot import calls, epilogue, problems, reference, sides
 from jaxplugin.quantization import quantize_primitive
 
@@ -197,7 +197,7 @@ def _is_cut_cheaply(problem: problems.DotProblem) -> bool:
   assert all(size is not None for size in sizes)
   batch, m, n = (int(size) for size in sizes if size is not None)
   tile = layouts.SCALE_TILE_ROWS
-  padded = batch * extents.round_up(m, tile) * extents.round_up(n, tile)
+  padded = batch * blocking.round_up(m, tile) * blocking.round_up(n, tile)
   return padded != batch * m * n and padded <= _FEW_RESULTS
 
 
@@ -217,11 +217,11 @@ def _padding(problem: problems.DotProblem) -> str:
   parts = []
   for side, size in (("lhs", problem.m), ("rhs", problem.n)):
     assert size is not None
-    padded = extents.round_up(size, layouts.SCALE_TILE_ROWS)
+    padded = blocking.round_up(size, layouts.SCALE_TILE_ROWS)
     if padded != size:
       parts.append(f"{side} rows {size} to {padded}")
   columns = problem.k // problem.lhs.format.block_size
-  padded = extents.round_up(columns, layouts.SCALE_TILE_COLUMNS)
+  padded = blocking.round_up(columns, layouts.SCALE_TILE_COLUMNS)
   if padded != columns:
     parts.append(f"scale columns {columns} to {padded}")
   return ", ".join(parts)
@@ -330,8 +330,8 @@ def _canonical(side: sides.Side) -> sides.Side:
   columns = k // format.block_size
   if not is_swizzled and scale.shape[1:] != (rows, columns):
     padded = (
-      extents.round_up(rows, layouts.SCALE_TILE_ROWS),
-      extents.round_up(columns, layouts.SCALE_TILE_COLUMNS),
+      blocking.round_up(rows, layouts.SCALE_TILE_ROWS),
+      blocking.round_up(columns, layouts.SCALE_TILE_COLUMNS),
     )
     limits = [
       min(*sizes) for sizes in zip(scale.shape[1:], padded, strict=True)
@@ -414,8 +414,8 @@ def _swizzled_dot(
   values, scales = [], []
   for side in (lhs, rhs):
     rows = side.values.shape[-2]
-    padded = extents.round_up(rows, tile)
-    values.append(extents.pad_axis(side.values, -2, padded))
+    padded = blocking.round_up(rows, tile)
+    values.append(blocking.pad_axis(side.values, -2, padded))
     scale = side.scale
     if side.scale_layout == layouts.LINEAR:
       columns = side.scale_shape[-1]

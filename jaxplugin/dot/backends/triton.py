@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import interleaving, layouts
-from jaxplugin.core import decisions, extents, formats, targets
+from jaxplugin.core import blocking, decisions, formats, targets
 from jaxplugin.dot import calls, epilogue, problems, sides
 from jaxplugin.kernels import formats as kernel_formats
 from jaxplugin.kernels import launching
@@ -846,7 +846,7 @@ def strided(side: sides.Side, dense: configs.OperandKind) -> Readable:
 
 def _static(strides: problems.Strides | None) -> problems.Strides | None:
   """Returns strides, or None if one is symbolic, so that a copy is made."""
-  return strides if strides and extents.are_static(strides) else None
+  return strides if strides and blocking.are_static(strides) else None
 
 
 def _strided_scale(

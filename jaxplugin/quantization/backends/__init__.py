@@ -16,7 +16,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from jaxplugin.core import decisions, extents, targets
+from jaxplugin.core import blocking, decisions, targets
 from jaxplugin.operation import choice
 from jaxplugin.plugins import registry
 from jaxplugin.quantization import operations, problems, views
@@ -236,7 +236,7 @@ def maxima(
   if len(each) == 1 and each[0].shape[1] == count:
     return each[0]
   largest = jnp.concatenate([jnp.max(one, axis=1) for one in each])
-  return extents.pad_axis(largest[:, None], 1, count)
+  return blocking.pad_axis(largest[:, None], 1, count)
 
 
 def explained(

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import blocking, decisions, extents, formats, targets
+from jaxplugin.core import blocking, decisions, formats, targets
 from jaxplugin.operation import choice
 from jaxplugin.quantization import operations, problems, prologues
 from jaxplugin.runtime import cpu_library
@@ -149,7 +149,7 @@ def _prologue_refusal(problem: problems.QuantizationProblem) -> str:
       "kernels compute a prologue only for whole blocks of"
       f" {problem.format.block_size} features, got {problem.shape[-1]}"
     )
-  if any(runs) and not extents.are_static(problem.shape):
+  if any(runs) and not blocking.are_static(problem.shape):
     return "kernels need static sizes to compute a prologue with blocks of rows"
   for options, b in zip(problem.options, problem.blockings, strict=True):
     if dataclasses.replace(options, **_KEY) != problems.NO_OPTIONS:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import blocking, decisions, extents, targets
+from jaxplugin.core import blocking, decisions, targets
 from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu.quantization import quantize_config, quantize_plans
 from jaxplugin.quantization import hadamard, problems
@@ -97,12 +97,12 @@ def _launches_of_m(
   problem: problems.QuantizationProblem, target: targets.Target
 ) -> list[launching.Launch] | decisions.Unsupported:
   """Returns the launch for symbolic sizes before a static, blocked last one."""
-  blocking = problem.blockings[0]
-  *lead, k = blocking.shape(problem.shape)
+  first = problem.blockings[0]
+  *lead, k = first.shape(problem.shape)
   if (
     len(problem.blockings) > 1
-    or blocking.axis() != len(lead)
-    or not extents.are_static([k])
+    or first.axis() != len(lead)
+    or not blocking.are_static([k])
   ):
     return decisions.Unsupported(
       "needs static sizes, or one blocked dimension, which is static and the"
@@ -351,7 +351,7 @@ def _matrices(
     batch=math.prod(shape[:start]),
     rows=math.prod(shape[start:middle]),
     columns=columns,
-    k=extents.round_up(columns, of_columns.multiple),
+    k=blocking.round_up(columns, of_columns.multiple),
     k_t=of_rows.shape(shape)[of_rows.axis()],
     is_transposed=len(of_rows.dims) > 1,
     row=positions[0],

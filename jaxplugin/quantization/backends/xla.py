@@ -11,7 +11,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 
-from jaxplugin.core import blocking, decisions, extents, targets
+from jaxplugin.core import blocking, decisions, targets
 from jaxplugin.operation import choice
 from jaxplugin.quantization import hadamard, operations, problems, prologues
 
@@ -56,7 +56,7 @@ def quantize(
     )
   values, *scales = quantized[: problem.results_each]
   if problem.pads_values:
-    values = extents.pad_axis(values, -2, problem.written_shape[-2])
+    values = blocking.pad_axis(values, -2, problem.written_shape[-2])
   return [values, *scales, *rest]
 
 

@@ -27,7 +27,7 @@ from jax import lax
 from jax.extend import core as extend_core
 from jax.sharding import PartitionSpec
 
-from jaxplugin.core import blocking, error_context, extents, formats, targets
+from jaxplugin.core import blocking, error_context, formats, targets
 from jaxplugin.jaxext import jax_private
 from jaxplugin.operation import primitive
 from jaxplugin.quantization import backends, operations, problems
@@ -68,7 +68,7 @@ def maxima(
 def _by_operations(
   x: jax.Array, problem: problems.QuantizationProblem, count: int
 ) -> jax.Array:
-  return extents.pad_axis(xla.maxima(x, problem), 1, count)
+  return blocking.pad_axis(xla.maxima(x, problem), 1, count)
 
 
 def _abstract_eval(
