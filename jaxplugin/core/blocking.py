@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.core import formats
-from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import mesh_axes
 
 
 def are_static(sizes: Iterable[Any]) -> bool:
@@ -133,12 +133,12 @@ class Blocking:
     Without padding, the first of `dims` keeps its sharding, because its shards
     stay contiguous after the merge.
     """
-    if not self.dims or explicit_axes.mesh_of([x]) is None:
+    if not self.dims or mesh_axes.mesh_of([x]) is None:
       return x
     k = math.prod(x.shape[d] for d in self.dims)
     whole = self.dims[k % self.multiple == 0 :]
-    spec = explicit_axes.spec_of(x)
-    return explicit_axes.reshard(
+    spec = mesh_axes.spec_of(x)
+    return mesh_axes.reshard(
       x, tuple(() if d in whole else axes for d, axes in enumerate(spec))
     )
 

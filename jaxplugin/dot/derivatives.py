@@ -31,7 +31,7 @@ from jax.sharding import AxisType
 
 from jaxplugin.core import formats
 from jaxplugin.dot import calls, epilogue, reference, sharding, sides
-from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import primitive
 from jaxplugin.quantization import dequantization
 
@@ -205,7 +205,7 @@ def cotangent(
   if not is_explicit(g):
     return result
   # The cotangent of an operand without a mesh is replicated.
-  return explicit_axes.reshard(result, explicit_axes.spec_of(aval))
+  return mesh_axes.reshard(result, mesh_axes.spec_of(aval))
 
 
 def _side_cotangent(name: str, g: jax.Array, call: calls.DotCall) -> jax.Array:
@@ -225,7 +225,7 @@ def _side_cotangent(name: str, g: jax.Array, call: calls.DotCall) -> jax.Array:
     if not is_explicit(g):
       return local(g, other, numbers)
     order = dims.lhs_order if name == "lhs" else dims.rhs_order
-    spec = explicit_axes.spec_of(call.arrays()[name])
+    spec = mesh_axes.spec_of(call.arrays()[name])
     # Dimension i of the operand is dimension `order[i]` of the product.
     out = tuple(axes for _, axes in sorted(zip(order, spec, strict=True)))
     return sharding.product_across_blocks(local, g, other, numbers, out)
@@ -269,8 +269,8 @@ def _sharded_as(like: jax.Array, x: jax.Array) -> jax.Array:
   """Reshards `x` to the explicit axes of `like`, to which it broadcasts."""
   if not is_explicit(like):
     return x
-  sizes = zip(x.shape, explicit_axes.spec_of(like), strict=True)
-  return explicit_axes.reshard(
+  sizes = zip(x.shape, mesh_axes.spec_of(like), strict=True)
+  return mesh_axes.reshard(
     x, tuple(axes if size != 1 else () for size, axes in sizes)
   )
 

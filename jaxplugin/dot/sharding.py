@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxplugin.arrays import interleaving, layouts
 from jaxplugin.core import formats
 from jaxplugin.dot import calls, epilogue, sides
-from jaxplugin.jaxext import explicit_axes, mesh_axes
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
 from jaxplugin.operation import split
@@ -279,7 +279,7 @@ def result_sharding(call: calls.DotCall) -> NamedSharding:
   """
   if call.out_sharding is not None:
     return call.out_sharding
-  if explicit_axes.mesh_of(call.flatten()) is None:
+  if mesh_axes.mesh_of(call.flatten()) is None:
     whole = PartitionSpec(*(None,) * len(call.shape))
     return call.lhs.values.sharding.update(spec=whole)
   return asked_sharding(call, None)
@@ -295,10 +295,10 @@ def asked_sharding(call: calls.DotCall, out_sharding: Any) -> NamedSharding:
   Raises:
     NotImplementedError: If the result would be unreduced.
   """
-  explicit_axes.refuse_unreduced(sides.who(), out_sharding)
-  mesh = explicit_axes.mesh_of(call.flatten())
+  mesh_axes.refuse_unreduced(sides.who(), out_sharding)
+  mesh = mesh_axes.mesh_of(call.flatten())
   types = [
-    explicit_axes.type_of(side.shape, side.values, mesh)
+    mesh_axes.type_of(side.shape, side.values, mesh)
     for side in (call.lhs, call.rhs)
   ]
   return _dot_general_sharding(
@@ -317,7 +317,7 @@ def _dot_general_sharding(
   dot_general = functools.partial(
     lax.dot_general, dimension_numbers=numbers, out_sharding=out_sharding
   )
-  return explicit_axes.result_sharding(dot_general, lhs, rhs, mesh=mesh)
+  return mesh_axes.result_sharding(dot_general, lhs, rhs, mesh=mesh)
 
 
 def split_dot(
@@ -371,7 +371,7 @@ def product_across_blocks(
     preferred_element_type=np.dtype(np.float32),
     padded_scales=side.format is not None and side.scale_is_padded,
   ).without_origins()
-  mesh = explicit_axes.sharding_of(g).mesh
+  mesh = mesh_axes.sharding_of(g).mesh
   return split_dot(
     lambda call: local(call.lhs.values, call.rhs, call.dimension_numbers),
     call,
@@ -382,7 +382,7 @@ def product_across_blocks(
 def _prepared(call: calls.DotCall) -> calls.DotCall:
   """Converts a call's sides to bytes, with linear scales without padding."""
   call = call.without_origins_of_sides().with_scales_alone()
-  call = call.form().filled(map(explicit_axes.on_mesh, call.flatten()))
+  call = call.form().filled(map(mesh_axes.on_mesh, call.flatten()))
   return call.with_sides(_prepared_side, padded_scales=False, out_sharding=None)
 
 
@@ -399,14 +399,14 @@ def _prepared_side(side: sides.Side) -> sides.Side:
   if side.scale_layout != layouts.LINEAR or side.scale_is_padded:
     # Shards of a swizzled or padded scale do not match shards of rows and
     # blocks, so the scale is gathered first.
-    side = side.replace(scale=explicit_axes.gathered(side.scale))
+    side = side.replace(scale=mesh_axes.gathered(side.scale))
     side = side.with_linear_scale()
   values = side.values
   if values.dtype == formats.E2M1:
     # Shards must hold whole bytes, which are pairs of FP4 values.
     values = _on_each_device(
       lambda x: layouts.to_bytes(layouts.packed_pairs(x, axis)),
-      explicit_axes.divided(values, axis, 2),
+      mesh_axes.divided(values, axis, 2),
     )
   return side.replace(
     values=layouts.to_bytes(values), scale=layouts.to_bytes(side.scale)
@@ -417,6 +417,6 @@ def _on_each_device(
   function: Callable[[jax.Array], jax.Array], x: jax.Array
 ) -> jax.Array:
   """Applies a function to each shard of `x`; keeps the sharding of `x`."""
-  spec = explicit_axes.spec_of(x)
-  mesh = explicit_axes.sharding_of(x).mesh
-  return explicit_axes.shard_map(function, mesh, (spec,), spec)(x)
+  spec = mesh_axes.spec_of(x)
+  mesh = mesh_axes.sharding_of(x).mesh
+  return mesh_axes.shard_map(function, mesh, (spec,), spec)(x)

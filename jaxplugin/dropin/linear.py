@@ -26,7 +26,7 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
 from jaxplugin.dot import epilogue, offsets, problems, reference, rules, sides
 from jaxplugin.dot.backends import cpu
-from jaxplugin.jaxext import explicit_axes, mesh_axes
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import alternatives, primitive
 from jaxplugin.quantization import out_format, quantized_results
 from jaxplugin.quantization import out_format as out_format_lib
@@ -212,7 +212,7 @@ def _layer_number(layer: Any, count: int) -> jax.Array:
 
 def _require_whole_layers(stack: scaled_array.ScaledArray) -> None:
   """Raises NotImplementedError if the type divides a stack's layers."""
-  spec = explicit_axes.spec_of(stack.values)
+  spec = mesh_axes.spec_of(stack.values)
   if spec[0]:
     whole = mesh_axes.partition_spec(((), *spec[1:]))
     raise NotImplementedError(

@@ -23,7 +23,7 @@ from jax.extend import core as extend_core
 from jax.interpreters import ad, batching, mlir
 
 from jaxplugin.core import error_context, targets
-from jaxplugin.jaxext import explicit_axes, jax_private
+from jaxplugin.jaxext import jax_private, mesh_axes
 from jaxplugin.operation import failures, logs, split
 from jaxplugin.operation import notation as notation_lib
 from jaxplugin.plugins import registry
@@ -101,7 +101,7 @@ def _lower(primitive, who, lower, ctx, *args, target, platform=None, **params):
     ),
     avals_in=ctx.avals_in,
     avals_out=ctx.avals_out,
-    mesh=explicit_axes.mesh_of(ctx.avals_in),
+    mesh=mesh_axes.mesh_of(ctx.avals_in),
   )
   failures.remember(primitive.name, params, ctx.avals_in)
   layer = "" if target is None else target.layer
@@ -317,7 +317,7 @@ def _transpose(rules, g, *flat, call, target):
   cotangents = dict.fromkeys(is_wanted)
   call = call.filled(x.aval if ad.is_undefined_primal(x) else x for x in flat)
   mesh: Any = contextlib.nullcontext()
-  if (mesh_of_g := explicit_axes.mesh_of([g])) is not None:
+  if (mesh_of_g := mesh_axes.mesh_of([g])) is not None:
     mesh = jax.sharding.use_abstract_mesh(mesh_of_g)
   with mesh:
     for name in names:

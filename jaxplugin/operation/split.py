@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from jaxplugin.jaxext import explicit_axes, mesh_axes, partitioner_private
+from jaxplugin.jaxext import mesh_axes, partitioner_private
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
 from jaxplugin.runtime import lowering
@@ -267,15 +267,15 @@ def on_explicit_axes(
 
   def function(*operands: jax.Array) -> list[jax.Array]:
     with jax.sharding.use_abstract_mesh(mesh):
-      operands = tuple(map(explicit_axes.on_mesh, operands))
-      given = list(map(explicit_axes.spec_of, operands))
+      operands = tuple(map(mesh_axes.on_mesh, operands))
+      given = list(map(mesh_axes.spec_of, operands))
       assignment = operation.assign(operands, given, specs, mesh.shape)
-      results = explicit_axes.shard_map(
+      results = mesh_axes.shard_map(
         lambda *parts: operation.per_device(parts, assignment, mesh.shape),
         mesh,
         assignment.operands,
         list(assignment.results),
       )(*operands)
-      return list(map(explicit_axes.reshard, results, specs))
+      return list(map(mesh_axes.reshard, results, specs))
 
   return function

@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats, targets
-from jaxplugin.jaxext import explicit_axes, jax_private, mesh_axes, tangents
+from jaxplugin.jaxext import jax_private, mesh_axes, tangents
 from jaxplugin.operation import choice, primitive
 from jaxplugin.quantization import arguments, backends, operations, problems
 from jaxplugin.quantization.backends import xla
@@ -187,10 +187,10 @@ def _by_operations(values, scale, global_scale=None, *, problem):
 
 def _abstract_eval(values, *given, problem, target, overlay):
   del target, overlay
-  mesh = explicit_axes.mesh_of([values, *given])
+  mesh = mesh_axes.mesh_of([values, *given])
   if mesh is None:
     mesh = values.sharding.mesh
-  spec = mesh_axes.partition_spec(explicit_axes.spec_of(values))
+  spec = mesh_axes.partition_spec(mesh_axes.spec_of(values))
   return values.update(
     shape=problem.logical_shape,
     dtype=jax.dtypes.canonicalize_dtype(problem.out_dtype),

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import mesh_axes
 
 SIZES: Final = tuple(1 << i for i in range(1, 9))
 
@@ -64,7 +64,7 @@ def transform(x: jax.Array, axis: int, size: int) -> jax.Array:
   """
   shape = x.shape
   lead, trail = shape[:axis], shape[axis + 1 :]
-  x = explicit_axes.divided(x, axis, size)
+  x = mesh_axes.divided(x, axis, size)
   count = shape[axis] // size
   groups = x.astype(jnp.float32).reshape(*lead, count, size, *trail)
   ones = (1,) * len(trail)

@@ -21,7 +21,7 @@ from jax import lax
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking, formats
-from jaxplugin.jaxext import explicit_axes, mesh_axes
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import notation
 from jaxplugin.quantization import (
   arguments,
@@ -162,7 +162,7 @@ def transposed(
   Returns:
     `ScaledArray` of the shape `along.shape(shape)`.
   """
-  mesh = explicit_axes.mesh_of((x.values,))
+  mesh = mesh_axes.mesh_of((x.values,))
   if mesh is not None:
     return _transposed_on_devices(x, spec, along, shape, mesh)
   return _transposed(x, spec, along, shape)
@@ -187,7 +187,7 @@ def _transposed_on_devices(
   names = dims.results[:: problem.results_each]  # dimensions of both values
   taker = mesh_axes.Taker(mesh.shape)
   axes = assignment.axes_of_whole_blocks(
-    dims, names[0], explicit_axes.spec_of(x.values), taker
+    dims, names[0], mesh_axes.spec_of(x.values), taker
   )
   given, wanted = notation.specs(names, axes)
   (x_spec,) = notation.specs(dims.operands, axes)
@@ -203,7 +203,7 @@ def _transposed_on_devices(
     )
 
   with jax.sharding.use_abstract_mesh(mesh):
-    results = explicit_axes.shard_map(
+    results = mesh_axes.shard_map(
       function,
       mesh,
       [given, given, *[((),) * len(given)] * num_scales],

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import ad_checkpoint
 
-from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.quantization import codes
 
 T = TypeVar("T")
@@ -261,7 +261,7 @@ def pair(x: jax.Array, halves: str | None) -> jax.Array:
   """Returns x[..., k, 2] if halves are interleaved, else x[..., 2, k]."""
   *lead, k = x.shape
   granule = 2 if halves == "interleaved" else k
-  x = explicit_axes.divided(x, x.ndim - 1, granule)
+  x = mesh_axes.divided(x, x.ndim - 1, granule)
   return x.reshape(paired((*lead, k // 2), halves, 2))
 
 
@@ -322,8 +322,8 @@ def _passes(x: jax.Array, limit: jax.Array) -> jax.Array:
 
 def _alike(x: jax.Array, like: jax.Array) -> jax.Array:
   """Returns x with the rank, and over explicit axes the sharding, of like."""
-  if explicit_axes.mesh_of([x]) and explicit_axes.mesh_of([like]):
-    x = explicit_axes.reshard(x, explicit_axes.spec_of(like)[-x.ndim :])
+  if mesh_axes.mesh_of([x]) and mesh_axes.mesh_of([like]):
+    x = mesh_axes.reshard(x, mesh_axes.spec_of(like)[-x.ndim :])
   return jnp.expand_dims(x, tuple(range(like.ndim - x.ndim)))
 
 

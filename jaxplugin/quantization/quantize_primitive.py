@@ -38,7 +38,7 @@ from jax.sharding import NamedSharding
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import blocking, formats, targets
-from jaxplugin.jaxext import explicit_axes, jax_private, mesh_axes
+from jaxplugin.jaxext import jax_private, mesh_axes
 from jaxplugin.operation import logs, primitive
 from jaxplugin.quantization import backends, problems, prologues
 from jaxplugin.quantization.backends import xla
@@ -255,7 +255,7 @@ def _own_scales(
 def _abstract_eval(x, *given, problem, target, overlay):
   del target, overlay
   types = problem.result_types()
-  mesh, specs = explicit_axes.mesh_of([x, *given]), None
+  mesh, specs = mesh_axes.mesh_of([x, *given]), None
   if mesh is not None:
     specs = assignment.quantize_specs(problem, x, mesh)
   else:

@@ -28,7 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxplugin.arrays import layouts
 from jaxplugin.dot import sides
-from jaxplugin.jaxext import explicit_axes, mesh_axes
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
 from jaxplugin.ragged import calls, epilogue, groups
@@ -514,17 +514,17 @@ def result_sharding(
       raises for other shardings that do not fit.
   """
   call = call.without_origins()
-  mesh = explicit_axes.mesh_of(call.flatten())
+  mesh = mesh_axes.mesh_of(call.flatten())
   if out_sharding is None:
     if mesh is None:
       return None
-    specs = call.named(map(explicit_axes.spec_of, call.flatten()))
+    specs = call.named(map(mesh_axes.spec_of, call.flatten()))
     is_contraction = isinstance(call, calls.RaggedContraction)
     how: Any = assign_contraction if is_contraction else assign
     (spec,) = how(call, specs, None, mesh.shape).results
     return NamedSharding(mesh, mesh_axes.partition_spec(spec))
   who, shape = sides.who(), tuple(call.shape)
-  explicit_axes.refuse_unreduced(who, out_sharding)
+  mesh_axes.refuse_unreduced(who, out_sharding)
   spec = getattr(out_sharding, "spec", out_sharding)
   if isinstance(spec, PartitionSpec) and len(spec) > len(shape):
     raise ValueError(
@@ -534,7 +534,7 @@ def result_sharding(
   mesh = getattr(out_sharding, "mesh", None) or mesh
   mesh = getattr(mesh, "abstract_mesh", mesh)
   result = functools.partial(_like_result, shape, out_sharding)
-  return explicit_axes.result_sharding(result, mesh=mesh)
+  return mesh_axes.result_sharding(result, mesh=mesh)
 
 
 def _like_result(shape: tuple[Any, ...], out_sharding: Any) -> jax.Array:
@@ -568,7 +568,7 @@ def automatic(
   """
   if sharding is None:
     return function
-  axes = explicit_axes.axes_of(sharding.mesh)
+  axes = mesh_axes.axes_of(sharding.mesh)
   wrapped: Any = jax.sharding.auto_axes(
     function, axes=axes, out_sharding=sharding
   )

@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxplugin.core import decisions, targets
 from jaxplugin.dot import backends, calls, primitive
-from jaxplugin.jaxext import explicit_axes, program
+from jaxplugin.jaxext import mesh_axes, program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.operation import alternatives
 from jaxplugin.operation import primitive as operation_primitive
@@ -443,7 +443,7 @@ def is_for_a_mesh(jaxpr: Any) -> bool:
   """
   for eqn in jaxpr.eqns:
     avals = [x.aval for x in eqn.outvars]
-    if eqn.primitive.name == "shard_map" or explicit_axes.mesh_of(avals):
+    if eqn.primitive.name == "shard_map" or mesh_axes.mesh_of(avals):
       return True
     if any(map(is_for_a_mesh, program.sub_jaxprs(eqn))):
       return True

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxplugin.core import error_context
-from jaxplugin.jaxext import explicit_axes, jax_private
+from jaxplugin.jaxext import jax_private, mesh_axes
 from jaxplugin.quantization import arguments
 from jaxplugin.training import settings
 
@@ -245,10 +245,10 @@ class _Accumulation:
           f" ({self.microbatches} microbatches x {devices} devices), got"
           f" {error_context.shown(x)}. Pad the batch, or change microbatches."
         )
-      if not {*explicit_axes.spec_of(x)[0]} <= {*self.axes}:
+      if not {*mesh_axes.spec_of(x)[0]} <= {*self.axes}:
         raise ValueError(
           f"{_WHO}: axes must have the explicit mesh axes of dimension 0 of a"
-          f" batch, {explicit_axes.spec_of(x)[0]}, got {self.axes}. Add them."
+          f" batch, {mesh_axes.spec_of(x)[0]}, got {self.axes}. Add them."
         )
 
   def _parts(self, x: Any) -> Any:
@@ -261,13 +261,13 @@ class _Accumulation:
 
   def _gathered(self, x: Any) -> Any:
     """Removes `axes` from an explicit sharding."""
-    if explicit_axes.mesh_of([x]) is None:
+    if mesh_axes.mesh_of([x]) is None:
       return x
     spec = [
       tuple(axis for axis in axes if axis not in self.axes)
-      for axes in explicit_axes.spec_of(x)
+      for axes in mesh_axes.spec_of(x)
     ]
-    return explicit_axes.reshard(x, tuple(spec))
+    return mesh_axes.reshard(x, tuple(spec))
 
 
 def _wide(x: Any) -> Any:
@@ -280,6 +280,6 @@ def _zeros(x: Any) -> jax.Array:
 
 def _sharded_as(gradient: jax.Array, x: Any) -> jax.Array:
   """Reshards a gradient to the explicit sharding in the type of its array."""
-  if explicit_axes.mesh_of([x]) is None:
+  if mesh_axes.mesh_of([x]) is None:
     return gradient
-  return explicit_axes.reshard(gradient, explicit_axes.spec_of(x))
+  return mesh_axes.reshard(gradient, mesh_axes.spec_of(x))

@@ -21,7 +21,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from jaxplugin import dot
-from jaxplugin.jaxext import explicit_axes, linear_calls
+from jaxplugin.jaxext import linear_calls, mesh_axes
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.quantization import prologues
 
@@ -37,7 +37,7 @@ def attached(y: jax.Array, call: prologues.Call) -> jax.Array:
   """
   call = call.canonical(y.shape)
   operands = [call.x, *call.more.values()]
-  if call.prologue.halves and explicit_axes.mesh_of(operands) is not None:
+  if call.prologue.halves and mesh_axes.mesh_of(operands) is not None:
     return y  # the gradient of halves would merge a sharded dimension
   y, *operands = dot.vary_alike([y, *operands])
   return _attached(call.prologue, y, operands)

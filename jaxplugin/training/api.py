@@ -17,7 +17,7 @@ from jaxplugin import dot, quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context, formats
 from jaxplugin.dot import backends, rules, sides
-from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.quantization import arguments
 from jaxplugin.training import (
   gradients,
@@ -305,9 +305,9 @@ def _explicit_sharding(
 
   `lax.dot_general` determines it, or raises its error.
   """
-  if out_sharding is None and explicit_axes.mesh_of((lhs, rhs)) is None:
+  if out_sharding is None and mesh_axes.mesh_of((lhs, rhs)) is None:
     return None
-  explicit_axes.refuse_unreduced("dot_general", out_sharding)
+  mesh_axes.refuse_unreduced("dot_general", out_sharding)
 
   def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     return lax.dot_general(

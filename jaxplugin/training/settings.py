@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from jaxplugin.dot import derivatives, reference, sides
-from jaxplugin.jaxext import explicit_axes, mesh_axes
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.quantization import arguments
 from jaxplugin.training import products
 
@@ -124,7 +124,7 @@ class Setting:
       SIDES, (lhs, rhs), (dims.lhs_order, dims.rhs_order), strict=True
     ):
       # Dimension i of the operand is `order[i]` of the product.
-      axes = dict(zip(order, explicit_axes.spec_of(x), strict=True))
+      axes = dict(zip(order, mesh_axes.spec_of(x), strict=True))
       spec = mesh_axes.partition_spec(tuple(axes[d] for d in range(x.ndim)))
       result[side] = self.out_sharding.update(spec=spec)
     return result

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
-from jaxplugin.jaxext import explicit_axes, mesh_axes
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation
 from jaxplugin.quantization import problems, prologues
@@ -303,7 +303,7 @@ def quantize_specs(
   is replicated, because its tiles mix the rows of a matrix.
   """
   dims = quantize_notation(problem, [x], least_parts=1)
-  spec = explicit_axes.spec_of(x)
+  spec = mesh_axes.spec_of(x)
   if problem.prologue is not None and problem.prologue.merged_halves:
     # Shards of interleaved halves hold pairs. The others are gathered.
     halves = problem.prologue.halves

@@ -23,7 +23,7 @@ from jax import lax
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats, targets
-from jaxplugin.jaxext import explicit_axes, mesh_axes
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import notation, primitive, split
 from jaxplugin.quantization import backends, problems, prologues
 from jaxplugin.quantization.backends import xla
@@ -357,7 +357,7 @@ def lowered(
     return None
   found = shared or Shared(operation=_on_each(local))
   if context.mesh is not None:
-    specs = list(map(explicit_axes.spec_of, context.avals_out))
+    specs = list(map(mesh_axes.spec_of, context.avals_out))
     function = split.on_explicit_axes(found.operation, context.mesh, specs)
   else:
     found_key = primitive.partition_key(context, *key)
