@@ -3,7 +3,7 @@
 """The backend "cutile": a kernel in NVIDIA's tile language, by cuda-tile.
 
 Like a backend of another package, it imports only public names and kernels.
-`plugins/discovery.py` lists it. The kernel reads row-major operands with
+`plugins/registry.py` lists it. The kernel reads row-major operands with
 swizzled scales. No GPU has run it, so only a caller's request selects it.
 
 cuda-tile's front end (Apache-2.0) compiles a kernel for any architecture. Its

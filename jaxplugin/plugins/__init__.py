@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backends of other packages: how they are found and called.
 
-`records` defines their interface. `discovery` finds them, and `registry` adds
+`records` defines their interface. `registry` finds them and adds
 them to the table of an operation. The operation's module `views` defines the
 problems and calls that they are passed.
 """

@@ -246,7 +246,7 @@ class EntryPointTest(RegistryTestCase):
 
   def test_broken_metadata_is_told_and_stops_nothing(self):
     error = ValueError("no metadata")
-    with mock.patch.object(registry.discovery, "installed", side_effect=error):
+    with mock.patch.object(registry, "installed", side_effect=error):
       statuses, texts = self.statuses()
     self.assertEqual(statuses, {})
     self.assertRegex(

@@ -22,7 +22,7 @@ from jaxplugin.dot import calls, epilogue, problems, sides, views
 from jaxplugin.dot.backends import cpu, cudnn, modelled, triton, xla
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.operation import choice
-from jaxplugin.plugins import discovery, registry
+from jaxplugin.plugins import registry
 from jaxplugin.tables import resolution
 
 Backend = decisions.BackendRecord[problems.DotProblem]
@@ -30,7 +30,7 @@ Backend = decisions.BackendRecord[problems.DotProblem]
 BACKENDS: Final[dict[str, Backend]] = decisions.table(
   cudnn.BACKEND, triton.BACKEND, cpu.BACKEND, xla.BACKEND
 )
-NAMES: Final = (*BACKENDS, *(point.name for point in discovery.BUNDLED))
+NAMES: Final = (*BACKENDS, *(point.name for point in registry.BUNDLED))
 registry.reserve(NAMES)
 
 
