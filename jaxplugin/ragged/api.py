@@ -29,7 +29,6 @@ from jaxplugin.ragged import (
   groups,
   primitive,
   problems,
-  rules,
   straight_through,
 )
 from jaxplugin.ragged import epilogue as ragged_epilogue
@@ -108,7 +107,7 @@ def ragged_dot(
     `jp.ragged_dot_general`, `jp.training.ragged_dot_general`.
   """
   with error_context.in_function(error_context.who(WHO)):
-    rules.require_quantized(rhs)
+    calls.require_quantized(rhs)
     group_sizes = arguments.integers("group_sizes", group_sizes)
     out = None
     if out_format is not None:
@@ -384,9 +383,9 @@ def _call(
   lhs, rhs = _in_rows("lhs", lhs), _in_rows("rhs", rhs)
   lhs_side, rhs_side = _side_of("lhs", lhs), _side_of("rhs", rhs)
   for side in (lhs_side, rhs_side):
-    rules.validate_rank(side)
+    calls.validate_rank(side)
   group_sizes = arguments.integers("group_sizes", group_sizes)
-  rules.validate_groups(group_sizes, rhs_side.values.shape[0])
+  calls.validate_groups(group_sizes, rhs_side.values.shape[0])
   choice.validate_name(backends.OPERATION, implementation)
   lhs_side = _contracting(lhs_side, 1)
   rhs_side = _contracting(rhs_side, 2)
@@ -401,8 +400,8 @@ def _call(
     overlay=resolution.overlay(),
     reduce_dtype=dot_rules.parts_dtype(reduce_dtype),
   )
-  rules.validate(call)
-  rules.validate_activation(activation, call.columns)
+  calls.validate(call)
+  calls.validate_activation(activation, call.columns)
   call = call.replace(
     lhs=_with_bytes(call.lhs, lhs), rhs=_with_bytes(call.rhs, rhs)
   )
@@ -465,7 +464,7 @@ def _with_epilogue(call: calls.RaggedDotCall, bias: Any) -> calls.RaggedDotCall:
   """Adds the global scales, as one or two factors, and the bias."""
   if bias is not None:
     bias = arguments.epilogue_operand("bias", bias)
-    rules.validate_bias(bias, call.num_groups, call.columns)
+    calls.validate_bias(bias, call.num_groups, call.columns)
   scales = [
     scale
     for scale in (_global_of_lhs(call.lhs), _global_of_rhs(call.rhs))

@@ -17,7 +17,7 @@ from jaxplugin.dot import rules as dot_rules
 from jaxplugin.operation import choice
 from jaxplugin.quantization import out_format as out_format_lib
 from jaxplugin.ragged import api as ragged_api
-from jaxplugin.ragged import backends, calls, groups, rules
+from jaxplugin.ragged import backends, calls, groups
 from jaxplugin.ragged import sharding as sharding_lib
 from jaxplugin.tables import resolution
 
@@ -112,7 +112,7 @@ def ragged_dot_general(
           sides.who(), out_format, preferred_element_type
         )
       return contract(lhs, rhs, group_sizes, out=out, **options)
-    rules.require_quantized(rhs)
+    calls.require_quantized(rhs)
     return ragged_api.ragged_dot(
       lhs,
       cast(scaled_array.ScaledArray, rhs),
@@ -198,7 +198,7 @@ def align_groups(
     group_sizes = arguments.integers("group_sizes", group_sizes)
     if not x.ndim:
       raise TypeError("align_groups: x must have rank 1 or more, got a scalar")
-    rules.validate_groups(group_sizes, group_sizes.size)
+    calls.validate_groups(group_sizes, group_sizes.size)
     if isinstance(multiple, bool) or not isinstance(multiple, int):
       raise TypeError(
         "align_groups: multiple must be an integer, got"
@@ -325,7 +325,7 @@ def _call(
         " support; for gradients call jaxplugin.training.ragged_dot_general"
       )
   group_sizes = arguments.integers("group_sizes", group_sizes)
-  rules.validate_groups(group_sizes, group_sizes.size)
+  calls.validate_groups(group_sizes, group_sizes.size)
   choice.validate_name(backends.CONTRACTION, implementation)
   lhs_side, rhs_side = _side("lhs", lhs), _side("rhs", rhs)
   if lhs_side.shape[0] != rhs_side.shape[0]:

@@ -23,7 +23,7 @@ from jaxplugin.dot import derivatives, sides
 from jaxplugin.dot import rules as dot_rules
 from jaxplugin.operation import choice
 from jaxplugin.ragged import api as ragged_api
-from jaxplugin.ragged import backends, calls, general, groups, primitive, rules
+from jaxplugin.ragged import backends, calls, general, groups, primitive
 from jaxplugin.ragged import sharding as sharding_lib
 from jaxplugin.training import (
   gradients,
@@ -134,7 +134,7 @@ def ragged_dot_general(
         given = given[0], given[1].transposed(order.rhs)
     lhs, weights = order.transposed(lhs, rhs)
     group_sizes = dot_arguments.integers("group_sizes", group_sizes)
-    rules.validate_groups(group_sizes, weights.shape[0])
+    calls.validate_groups(group_sizes, weights.shape[0])
     if preferred_element_type is None:
       preferred_element_type = dot_rules.product_dtype(lhs.dtype, weights.dtype)
     dtype = dot_rules.result_dtype(preferred_element_type)
