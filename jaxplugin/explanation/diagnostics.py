@@ -34,8 +34,8 @@ from jaxplugin.quantization import (
 from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.quantization.sharding import operation as quantization_split
 from jaxplugin.ragged import backends as ragged_backends
+from jaxplugin.ragged import calls as ragged_calls
 from jaxplugin.ragged import primitive as ragged_primitive
-from jaxplugin.ragged import problems as ragged_problems
 from jaxplugin.rewriting import calls, sources
 from jaxplugin.rewriting import sites as sites_lib
 from jaxplugin.runtime import lowering
@@ -742,7 +742,7 @@ def _estimate(
     # If an operand is a layer of a stack, only this layer is read.
     call = call.without_origins()
     flops *= problem.batch
-  elif isinstance(problem, ragged_problems.RaggedDotProblem):
+  elif isinstance(problem, ragged_calls.RaggedDotProblem):
     assert problem.groups is not None
     grouped = ("rhs", "rhs_scale")
     used = min(problem.m, problem.groups) / max(problem.groups, 1)
@@ -751,7 +751,7 @@ def _estimate(
   others = estimates.bytes_of([*arrays.values(), *results])
   assert in_groups is not None and others is not None
   is_native = False
-  if not isinstance(problem, ragged_problems.ContractionProblem):
+  if not isinstance(problem, ragged_calls.ContractionProblem):
     is_native = _backend_of(decided).plan(problem, decided.target).is_native
   precision = estimates.precision_of(
     problem.lhs, problem.rhs, is_native=is_native

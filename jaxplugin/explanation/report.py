@@ -15,7 +15,7 @@ from jaxplugin.dot import backends, problems
 from jaxplugin.explanation import estimates
 from jaxplugin.printing import console
 from jaxplugin.quantization import problems as quantization
-from jaxplugin.ragged import problems as ragged
+from jaxplugin.ragged import calls
 
 _FORWARD: Final = "forward"
 # Columns of the table of matmuls. A column without any cell is omitted unless
@@ -79,8 +79,8 @@ class Explained(Place):
 
   problem: (
     problems.DotProblem
-    | ragged.RaggedDotProblem
-    | ragged.ContractionProblem
+    | calls.RaggedDotProblem
+    | calls.ContractionProblem
     | None
   )
   target: targets.Target

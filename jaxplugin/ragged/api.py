@@ -28,7 +28,6 @@ from jaxplugin.ragged import (
   calls,
   groups,
   primitive,
-  problems,
   straight_through,
 )
 from jaxplugin.ragged import epilogue as ragged_epilogue
@@ -46,7 +45,7 @@ def ragged_dot(
   group_sizes: jax.Array,
   *,
   bias: jax.Array | None = None,
-  activation: problems.Activation | None = None,
+  activation: calls.Activation | None = None,
   preferred_element_type: Any = jnp.float32,
   precision: Any = None,
   reduce_dtype: Any = None,
@@ -372,7 +371,7 @@ def _call(
   rhs: Any,
   group_sizes: Any,
   *,
-  activation: problems.Activation | None = None,
+  activation: calls.Activation | None = None,
   preferred_element_type: Any = jnp.float32,
   precision: Any = None,
   reduce_dtype: Any = None,

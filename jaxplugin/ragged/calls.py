@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`RaggedDotCall`, and `RaggedContraction` for the rows of each group.
+"""`RaggedDotCall`, `RaggedContraction`, and the problems that describe them.
 
 Their arrays may be abstract for properties that need only shapes and dtypes.
 Errors name the argument, the rule, the given value and the remedy.
@@ -9,17 +9,119 @@ Errors name the argument, the rule, the given value and the remedy.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, get_args
 
 import numpy as np
 from jax.extend import core as extend_core
 
 from jaxplugin.arrays import layouts, scaled_array
-from jaxplugin.core import error_context
-from jaxplugin.dot import rules, sides
+from jaxplugin.core import decisions, error_context
+from jaxplugin.dot import problems, rules, sides
 from jaxplugin.operation import primitive
-from jaxplugin.ragged import problems
 from jaxplugin.tables import resolution
+
+WHO: Final = "ragged_dot"
+CONTRACTION_WHO: Final = "ragged_dot_general"
+
+Activation = Literal["relu", "gelu", "silu", "swiglu", "swigluoai"]
+GATED: Final = ("swiglu", "swigluoai")
+ACTIVATIONS: Final = (*problems.ACTIVATIONS, *GATED)
+# "scalar" is one global scale, "group" and "row" one for each group or row.
+GlobalScale = Literal["none", "scalar", "group", "row"]
+GLOBAL_SCALES: Final = get_args(GlobalScale)
+
+
+def static(size: Any) -> int | None:
+  """Returns a size as an int, or None if it is symbolic."""
+  return int(size) if isinstance(size, (int, np.integer)) else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Problem:
+  """Fields of `RaggedDotProblem` and `ContractionProblem`.
+
+  Attributes:
+    groups, m, n, k: sizes. None is a symbolic size.
+    lhs, rhs: the operands.
+    out_dtype: dtype of the result.
+  """
+
+  groups: int | None
+  m: int | None
+  n: int | None
+  k: int | None
+  lhs: problems.SideProblem
+  rhs: problems.SideProblem
+  out_dtype: np.dtype
+
+  def __str__(self) -> str:
+    sizes = ("groups", "m", "n", "k")
+    return problems.matmul_text(self, self.out_dtype, sizes)
+
+  @property
+  def sizes_are_static(self) -> bool:
+    return None not in (self.groups, self.m, self.n, self.k)
+
+  @property
+  def is_empty(self) -> bool:
+    return 0 in (self.groups, self.m, self.n, self.k)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RaggedDotProblem(_Problem):
+  """A ragged dot, reduced to the facts that choose a backend.
+
+  lhs is [m, k] and a group's weight [n, k].
+
+  Attributes:
+    is_along_blocks: whether rhs is contracted along its blocked dimension.
+      False in the gradient of lhs.
+    global_scale: kind of the global scale.
+    has_global_power: whether the global scale is two factors (`dot.epilogue`).
+    has_bias, activation: the epilogue.
+    fastest_precision: whether the call has precision="fastest".
+    reads_m: as for `dot.problems.DotProblem`.
+  """
+
+  is_along_blocks: bool = True
+  global_scale: GlobalScale = "none"
+  has_global_power: bool = False
+  has_bias: bool = False
+  activation: Activation | None = None
+  fastest_precision: bool = False
+  reads_m: bool = False
+
+  @property
+  def by_kernel(self) -> decisions.Application:
+    """How kernels apply the global scale: they do not fuse one for each row."""
+    if self.global_scale == "none":
+      return "none"
+    return "separate" if self.global_scale == "row" else "fused"
+
+  @property
+  def blocks_pair_up(self) -> bool:
+    """As for `dot.problems.DotProblem`."""
+    return self.is_along_blocks
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContractionProblem(_Problem):
+  """A ragged contraction, reduced to the facts that choose a backend.
+
+  lhs is [m, n], rhs [m, k], and the result of a group [n, k].
+
+  Attributes:
+    global_scale: kind of the global scale. "array" varies over the result.
+  """
+
+  global_scale: Literal["none", "scalar", "array"] = "none"
+
+  def __str__(self) -> str:
+    return f"{super().__str__()}, contracting m by groups"
+
+
+Problem = RaggedDotProblem | ContractionProblem
+
 
 _F32: Final = np.dtype(np.float32)
 # `ragged.primitive` registers the rules of these primitives.
@@ -98,7 +200,7 @@ class RaggedDotCall(_Call):
   """
 
   bias: Any = None
-  activation: problems.Activation | None = None
+  activation: Activation | None = None
   fastest_precision: bool = False
 
   ARRAYS = primitive.paths_of_two_sides(
@@ -144,7 +246,7 @@ class RaggedDotCall(_Call):
 
   @property
   def is_gated(self) -> bool:
-    return self.activation in problems.GATED
+    return self.activation in GATED
 
   @property
   def shape(self) -> tuple[Any, Any]:
@@ -152,16 +254,16 @@ class RaggedDotCall(_Call):
     columns = self.columns
     return self.num_rows, columns // 2 if self.is_gated else columns
 
-  def problem(self) -> problems.RaggedDotProblem:
+  def problem(self) -> RaggedDotProblem:
     """Returns the problem that chooses a backend."""
     _, n, k = self.rhs.shape
-    kinds: tuple[problems.GlobalScale, ...] = ("scalar", "group", "row")
+    kinds: tuple[GlobalScale, ...] = ("scalar", "group", "row")
     scale = self.global_scale
-    return problems.RaggedDotProblem(
-      groups=problems.static(self.num_groups),
-      m=problems.static(self.num_rows),
-      n=problems.static(n),
-      k=problems.static(k),
+    return RaggedDotProblem(
+      groups=static(self.num_groups),
+      m=static(self.num_rows),
+      n=static(n),
+      k=static(k),
       lhs=self.lhs.problem(is_copied=True),
       rhs=self.rhs.problem(is_copied=True),
       out_dtype=self.preferred_element_type,
@@ -198,13 +300,13 @@ class RaggedContraction(_Call):
     """Shape of the result."""
     return self.num_groups, self.lhs.shape[1], self.rhs.shape[1]
 
-  def problem(self) -> problems.ContractionProblem:
+  def problem(self) -> ContractionProblem:
     """Returns the problem that chooses a backend."""
-    groups, n, k = map(problems.static, self.shape)
+    groups, n, k = map(static, self.shape)
     scale = self.global_scale
-    return problems.ContractionProblem(
+    return ContractionProblem(
       groups=groups,
-      m=problems.static(self.num_rows),
+      m=static(self.num_rows),
       n=n,
       k=k,
       lhs=self.lhs.problem(is_copied=True),
@@ -294,12 +396,12 @@ def validate_activation(activation: Any, columns: Any) -> None:
   """Raises ValueError unless the activation is valid for these columns."""
   if activation is None:
     return
-  if activation not in problems.ACTIVATIONS:
+  if activation not in ACTIVATIONS:
     raise ValueError(
       f"{sides.who()}: activation must be None or one of"
-      f" {problems.ACTIVATIONS}, got {error_context.shown(activation)}"
+      f" {ACTIVATIONS}, got {error_context.shown(activation)}"
     )
-  if activation in problems.GATED and columns % 2:
+  if activation in GATED and columns % 2:
     raise ValueError(
       f"{sides.who()}: activation {error_context.shown(activation)} needs an"
       f" even n, half for the gate and half for the values, got n={columns}"

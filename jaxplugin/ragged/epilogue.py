@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.dot import epilogue
-from jaxplugin.ragged import calls, groups, problems
+from jaxplugin.ragged import calls, groups
 
 # "swigluoai", the gated activation of gpt-oss (arXiv 2508.10925 and its
 # reference implementation). Both halves are clamped, and the gate's sigmoid has
@@ -21,7 +21,7 @@ OAI_LIMIT: Final = 7.0
 OAI_ALPHA: Final = 1.702
 
 
-def activate(x: jax.Array, activation: problems.Activation | None) -> jax.Array:
+def activate(x: jax.Array, activation: calls.Activation | None) -> jax.Array:
   """Applies an activation; a gated one halves the last dimension."""
   if activation == "swiglu":
     gate, up = jnp.split(x, 2, axis=-1)

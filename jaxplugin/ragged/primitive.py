@@ -36,14 +36,7 @@ from jaxplugin.core import decisions, targets
 from jaxplugin.dot import epilogue as dot_epilogue
 from jaxplugin.dot import sides
 from jaxplugin.operation import choice, primitive
-from jaxplugin.ragged import (
-  backends,
-  calls,
-  epilogue,
-  groups,
-  problems,
-  sharding,
-)
+from jaxplugin.ragged import backends, calls, epilogue, groups, sharding
 from jaxplugin.runtime import lowering
 
 ragged_dot_p = calls.ragged_dot_p
@@ -218,7 +211,7 @@ def _require_linear(call: calls.Call, names: Sequence[str]) -> None:
   ):
     what = " at once"
   if what:
-    raise primitive.not_linear(problems.WHO, names, what)
+    raise primitive.not_linear(calls.WHO, names, what)
 
 
 # Batching.
@@ -431,7 +424,7 @@ _rules = functools.partial(
 primitive.register_call(
   ragged_dot_p,
   _rules(
-    who=problems.WHO,
+    who=calls.WHO,
     cotangent=_cotangent,
     batch=_batch,
     assign=sharding.assign,
@@ -442,7 +435,7 @@ primitive.register_call(
 primitive.register_call(
   ragged_contraction_p,
   _rules(
-    who=problems.CONTRACTION_WHO,
+    who=calls.CONTRACTION_WHO,
     cotangent=_contraction_cotangent,
     batch=_batch_contraction,
     assign=sharding.assign_contraction,

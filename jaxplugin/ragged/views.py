@@ -14,7 +14,7 @@ from jaxplugin.core import decisions, targets
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.dot import views
 from jaxplugin.plugins import registry
-from jaxplugin.ragged import calls, epilogue, problems
+from jaxplugin.ragged import calls, epilogue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,9 +55,9 @@ class RaggedProblem:
   rhs: views.OperandProblem
   dtype: np.dtype
   contracts_blocks: bool = True
-  global_scale: problems.GlobalScale = "none"
+  global_scale: calls.GlobalScale = "none"
   has_bias: bool = False
-  activation: problems.Activation | None = None
+  activation: calls.Activation | None = None
 
   def __str__(self) -> str:
     sizes = ("groups", "m", "n", "k")
@@ -89,7 +89,7 @@ class RaggedCall(views.MatmulCall[RaggedProblem]):
     return epilogue.apply(sums, self._call)
 
 
-def _problem_of(problem: problems.RaggedDotProblem) -> RaggedProblem:
+def _problem_of(problem: calls.RaggedDotProblem) -> RaggedProblem:
   return RaggedProblem(
     groups=problem.groups,
     m=problem.m,
@@ -106,10 +106,10 @@ def _problem_of(problem: problems.RaggedDotProblem) -> RaggedProblem:
 
 
 def _emit(
-  adapter: registry.Adapter[problems.RaggedDotProblem],
+  adapter: registry.Adapter[calls.RaggedDotProblem],
   config: dict[str, decisions.Scalar],
   call: calls.RaggedDotCall,
-  problem: problems.RaggedDotProblem,
+  problem: calls.RaggedDotProblem,
   target: targets.Target,
 ) -> jax.Array:
   call = call.in_usual_order()
@@ -122,7 +122,7 @@ def _emit(
 
 
 INTERFACE: Final = registry.Interface(
-  operation=problems.WHO,
+  operation=calls.WHO,
   problem_of=_problem_of,
   emit=_emit,
   refusal=views.refusal,

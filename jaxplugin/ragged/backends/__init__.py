@@ -16,7 +16,7 @@ from jaxplugin.core import decisions, targets
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.operation import choice
 from jaxplugin.plugins import registry
-from jaxplugin.ragged import calls, epilogue, problems, views
+from jaxplugin.ragged import calls, epilogue, views
 from jaxplugin.ragged.backends import cpu, triton, xla
 from jaxplugin.runtime import lowering
 from jaxplugin.tables import resolution
@@ -28,19 +28,19 @@ CONTRACTION_BACKENDS: Final = decisions.table(xla.CONTRACTION)
 _SIZES: Final = ("groups", "m", "n", "k")
 # Group sizes are not part of a problem: a row applies to all group sizes.
 OPERATION: Final = dot_problems.measured(
-  problems.RaggedDotProblem,
-  problems.WHO,
+  calls.RaggedDotProblem,
+  calls.WHO,
   lambda: BACKENDS | registry.table(views.INTERFACE),
   what="the ragged dot",
   sizes=_SIZES,
   words={
-    "global_scale": problems.GLOBAL_SCALES,
-    "activation": problems.ACTIVATIONS,
+    "global_scale": calls.GLOBAL_SCALES,
+    "activation": calls.ACTIVATIONS,
   },
 )
 CONTRACTION: Final = dot_problems.measured(
-  problems.ContractionProblem,
-  problems.CONTRACTION_WHO,
+  calls.ContractionProblem,
+  calls.CONTRACTION_WHO,
   lambda: CONTRACTION_BACKENDS,
   what="the ragged contraction",
   sizes=_SIZES,
@@ -49,14 +49,14 @@ CONTRACTION: Final = dot_problems.measured(
 
 
 def operation_of(
-  problem: problems.Problem,
+  problem: calls.Problem,
 ) -> resolution.MeasuredOperation[Any]:
-  is_contraction = isinstance(problem, problems.ContractionProblem)
+  is_contraction = isinstance(problem, calls.ContractionProblem)
   return CONTRACTION if is_contraction else OPERATION
 
 
 def choose(
-  problem: problems.Problem,
+  problem: calls.Problem,
   target: targets.Target,
   requested: str | None = None,
   **options: Any,

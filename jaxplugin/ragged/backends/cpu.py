@@ -21,7 +21,7 @@ from jaxplugin.dot import sides
 from jaxplugin.dot.backends import cpu
 from jaxplugin.operation import choice
 from jaxplugin.quantization import problems as quantization_problems
-from jaxplugin.ragged import calls, epilogue, problems
+from jaxplugin.ragged import calls, epilogue
 from jaxplugin.runtime import cpu_library
 
 _RAGGED_DOT: Final = "jaxplugin_ragged_dot"
@@ -37,7 +37,7 @@ _ACTIVATIONS: Final[dict[str | None, int]] = {
 
 
 def supports(
-  problem: problems.RaggedDotProblem, target: targets.Target
+  problem: calls.RaggedDotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Supports the formats of the dot's kernels, contracted along the blocks."""
   refusal = cpu.missing(target) or cpu.unreadable(
@@ -61,7 +61,7 @@ def supports(
 
 
 def plan(
-  problem: problems.RaggedDotProblem, target: targets.Target
+  problem: calls.RaggedDotProblem, target: targets.Target
 ) -> decisions.Plan:
   """Returns the plan: global scales are fused, except one for each row.
 
@@ -75,7 +75,7 @@ def plan(
 
 def emit(
   call: calls.RaggedDotCall,
-  problem: problems.RaggedDotProblem,
+  problem: calls.RaggedDotProblem,
   target: targets.Target,
   offset: tuple[jax.Array, int] | None = None,
 ) -> jax.Array:
@@ -89,7 +89,7 @@ def emit(
 
 
 def quantized_refusal(
-  problem: problems.RaggedDotProblem,
+  problem: calls.RaggedDotProblem,
   out: quantization_problems.QuantizationProblem,
   target: targets.Target,
 ) -> str:
@@ -102,7 +102,7 @@ def quantized_refusal(
 
 def emit_quantized(
   call: calls.RaggedDotCall,
-  problem: problems.RaggedDotProblem,
+  problem: calls.RaggedDotProblem,
   target: targets.Target,
   *,
   out: quantization_problems.QuantizationProblem,
@@ -117,7 +117,7 @@ def emit_quantized(
 
 
 def _ragged_dot(
-  problem: problems.RaggedDotProblem,
+  problem: calls.RaggedDotProblem,
   weights: sides.Side,
   offset: tuple[jax.Array, int] | None,
   target: targets.Target,
@@ -156,7 +156,7 @@ def _ragged_dot(
   return result if quantized is None else quantized.results(result)
 
 
-BACKEND: Final[decisions.BackendRecord[problems.RaggedDotProblem]] = (
+BACKEND: Final[decisions.BackendRecord[calls.RaggedDotProblem]] = (
   decisions.BackendRecord(
     name="cpu",
     summary="C++ kernels that read the bytes of the used groups once",

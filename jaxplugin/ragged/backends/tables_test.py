@@ -12,7 +12,7 @@ from absl.testing import absltest, parameterized
 import jaxplugin as jp
 from jaxplugin.core import formats, targets
 from jaxplugin.dot import problems as dot_problems
-from jaxplugin.ragged import api, backends, primitive, problems
+from jaxplugin.ragged import api, backends, calls, primitive
 from jaxplugin.tables import records, resolution
 from jaxplugin.testing.measured import operation_tables
 
@@ -46,8 +46,8 @@ OF_CONTRACTIONS = {"global_scale": "array"}
 
 class FieldsTest(parameterized.TestCase):
   @parameterized.parameters(
-    (RAGGED, problems.RaggedDotProblem, OF_DOTS),
-    (CONTRACTION, problems.ContractionProblem, OF_CONTRACTIONS),
+    (RAGGED, calls.RaggedDotProblem, OF_DOTS),
+    (CONTRACTION, calls.ContractionProblem, OF_CONTRACTIONS),
   )
   def test_problems_come_back_and_each_part_counts(self, operation, kind, more):
     changes = CHANGES | more
@@ -67,7 +67,7 @@ class FieldsTest(parameterized.TestCase):
     ({"batch": 2}, "a problem of the ragged dot has no batch"),
   )
   def test_fields_of_no_problem_say_what_is_wrong(self, changes, message):
-    fields = dict(RAGGED.fields_of(problems.RaggedDotProblem(**BASE))) | changes
+    fields = dict(RAGGED.fields_of(calls.RaggedDotProblem(**BASE))) | changes
     with self.assertRaisesRegex(ValueError, message):
       RAGGED.problem_of(records.fields_of("problem", fields))
 
@@ -87,7 +87,7 @@ class DecidedTest(absltest.TestCase):
       np.asarray(self.x[:4]) @ w[0].T, np.asarray(self.x[4:]) @ w[2].T
     ])  # fmt: skip
     self.table = operation_tables.with_xla_first(
-      RAGGED, self.target, problems.RaggedDotProblem(**BASE)
+      RAGGED, self.target, calls.RaggedDotProblem(**BASE)
     )
 
   def test_a_row_decides_what_is_lowered(self):

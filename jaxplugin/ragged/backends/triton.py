@@ -28,7 +28,7 @@ from jaxplugin.kernels.gpu import configs, matmul_plans
 from jaxplugin.kernels.gpu.ragged import plans
 from jaxplugin.operation import choice
 from jaxplugin.quantization import problems as quantization_problems
-from jaxplugin.ragged import calls, epilogue, problems
+from jaxplugin.ragged import calls, epilogue
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import resolution
 
@@ -39,14 +39,14 @@ _NOT_FASTER: Final = (
 
 
 def supports(
-  problem: problems.RaggedDotProblem, target: targets.Target
+  problem: calls.RaggedDotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Supports readable formats for which a config exists. m may be symbolic."""
   return triton_library.refusal(target) or _problem_gate(problem, target)
 
 
 def _problem_gate(
-  problem: problems.RaggedDotProblem, target: targets.Target
+  problem: calls.RaggedDotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   refusal = triton.operands_refusal(problem)
   if refusal is not None:
@@ -70,8 +70,8 @@ def _problem_gate(
 
 
 def _planned(
-  problem: problems.RaggedDotProblem,
-) -> tuple[problems.RaggedDotProblem, ...]:
+  problem: calls.RaggedDotProblem,
+) -> tuple[calls.RaggedDotProblem, ...]:
   """Returns the problems that kernels are planned for.
 
   It is the problem itself. If m is symbolic, it is a problem for each of
@@ -87,7 +87,7 @@ def _planned(
 
 
 def _reads(
-  layout: str, problem: problems.RaggedDotProblem, target: targets.Target
+  layout: str, problem: calls.RaggedDotProblem, target: targets.Target
 ) -> bool:
   """Returns whether the kernels read a layout of rhs without conversion.
 
@@ -105,7 +105,7 @@ def _reads_interleaved(target: targets.Target) -> bool:
 
 
 def plan(
-  problem: problems.RaggedDotProblem, target: targets.Target
+  problem: calls.RaggedDotProblem, target: targets.Target
 ) -> decisions.Plan:
   """Returns the plan: global scales are fused, except one for each row."""
   global_scale = problem.by_kernel
@@ -135,7 +135,7 @@ def plan(
 
 
 def launches(
-  problem: problems.RaggedDotProblem, target: targets.Target
+  problem: calls.RaggedDotProblem, target: targets.Target
 ) -> tuple[plans.RaggedShape, tuple[launching.Launch, ...]]:
   """Returns the launches for a supported problem."""
   shape = _shape(problem, target)
@@ -143,7 +143,7 @@ def launches(
 
 
 def _shape(
-  problem: problems.RaggedDotProblem, target: targets.Target
+  problem: calls.RaggedDotProblem, target: targets.Target
 ) -> plans.RaggedShape:
   """Returns the kernels' description of a problem, with dense operands."""
   assert problem.groups is not None and problem.m is not None
@@ -226,7 +226,7 @@ def _launches(
 
 def emit(
   call: calls.RaggedDotCall,
-  problem: problems.RaggedDotProblem,
+  problem: calls.RaggedDotProblem,
   target: targets.Target,
 ) -> jax.Array:
   """Launches the kernels, and emits epilogues they do not fuse as XLA ops."""
@@ -246,7 +246,7 @@ def emit(
 
 
 def quantized_refusal(
-  problem: problems.RaggedDotProblem,
+  problem: calls.RaggedDotProblem,
   out: quantization_problems.QuantizationProblem,
   target: targets.Target,
 ) -> str:
@@ -263,7 +263,7 @@ def quantized_refusal(
 
 def emit_quantized(
   call: calls.RaggedDotCall,
-  problem: problems.RaggedDotProblem,
+  problem: calls.RaggedDotProblem,
   target: targets.Target,
   *,
   out: quantization_problems.QuantizationProblem,
@@ -275,7 +275,7 @@ def emit_quantized(
 
 
 def _ragged_dot(
-  problem: problems.RaggedDotProblem,
+  problem: calls.RaggedDotProblem,
   target: targets.Target,
   call: calls.RaggedDotCall,
 ) -> jax.Array:
@@ -284,7 +284,7 @@ def _ragged_dot(
 
 
 def _computed(
-  problem: problems.RaggedDotProblem,
+  problem: calls.RaggedDotProblem,
   target: targets.Target,
   call: calls.RaggedDotCall,
   out: quantization_problems.QuantizationProblem | None = None,
@@ -335,11 +335,11 @@ def _call(
   """Runs a launch of one of the ragged kernels."""
   module = "jaxplugin.kernels.gpu.ragged.ragged_matmul"
   return triton.run(
-    module, launch, inputs, target, who=error_context.who(problems.WHO)
+    module, launch, inputs, target, who=error_context.who(calls.WHO)
   )
 
 
-BACKEND: Final[decisions.BackendRecord[problems.RaggedDotProblem]] = (
+BACKEND: Final[decisions.BackendRecord[calls.RaggedDotProblem]] = (
   decisions.BackendRecord(
     name="triton",
     summary="Triton kernels that read the bytes of the used groups",

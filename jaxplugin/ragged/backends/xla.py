@@ -24,7 +24,7 @@ from jaxplugin.dot import sides
 from jaxplugin.dot.backends import xla
 from jaxplugin.jaxext import jax_private
 from jaxplugin.operation import choice
-from jaxplugin.ragged import calls, epilogue, groups, problems
+from jaxplugin.ragged import calls, epilogue, groups
 
 _HOST: Final = (
   "the host decides each step of the loop, so it waits for the device"
@@ -38,7 +38,7 @@ _MIN_CONTRACTION_TILE: Final = 16
 _MAX_TILE: Final = 128
 
 
-def _tile_rows(problem: problems.Problem, smallest: int) -> int:
+def _tile_rows(problem: calls.Problem, smallest: int) -> int:
   """Returns a power of two near the average number of rows of a group."""
   if problem.m is None or not problem.groups:
     return _MAX_TILE
@@ -76,7 +76,7 @@ def _for_groups(
 
 
 def _notes(
-  problem: problems.RaggedDotProblem, target: targets.Target
+  problem: calls.RaggedDotProblem, target: targets.Target
 ) -> tuple[str, ...]:
   del problem
   loop = "a loop over the groups that have rows; dequantizes each of them once"
@@ -85,7 +85,7 @@ def _notes(
 
 def _emit(
   call: calls.RaggedDotCall,
-  problem: problems.RaggedDotProblem,
+  problem: calls.RaggedDotProblem,
   target: targets.Target,
 ) -> jax.Array:
   """Computes the sums in f32, and applies the epilogue."""
@@ -95,7 +95,7 @@ def _emit(
 
 def _sums(
   call: calls.RaggedDotCall,
-  problem: problems.RaggedDotProblem,
+  problem: calls.RaggedDotProblem,
   target: targets.Target,
 ) -> jax.Array:
   """Returns f32[m, columns]; rows without a group have arbitrary values.
@@ -139,7 +139,7 @@ def _group_of(rhs: sides.Side, index: jax.Array) -> sides.Side:
   return rhs.replace(values=take(rhs.values), scale=scale)
 
 
-BACKEND: Final[decisions.BackendRecord[problems.RaggedDotProblem]] = (
+BACKEND: Final[decisions.BackendRecord[calls.RaggedDotProblem]] = (
   choice.xla_backend(
     summary="dequantize each used group and dot_general in XLA operations",
     emit=_emit,
@@ -152,7 +152,7 @@ BACKEND: Final[decisions.BackendRecord[problems.RaggedDotProblem]] = (
 
 
 def _contraction_notes(
-  problem: problems.ContractionProblem, target: targets.Target
+  problem: calls.ContractionProblem, target: targets.Target
 ) -> tuple[str, ...]:
   tile = _tile_rows(problem, _MIN_CONTRACTION_TILE)
   notes = [
@@ -168,7 +168,7 @@ def _contraction_notes(
 
 def _contract(
   call: calls.RaggedContraction,
-  problem: problems.ContractionProblem,
+  problem: calls.ContractionProblem,
   target: targets.Target,
 ) -> jax.Array:
   """Computes the sums in f32, applies the global scale, and casts."""
@@ -219,7 +219,7 @@ def _scaled(sums: jax.Array, call: calls.RaggedContraction) -> jax.Array:
   return dot_epilogue.multiply(sums, scale, power)
 
 
-CONTRACTION: Final[decisions.BackendRecord[problems.ContractionProblem]] = (
+CONTRACTION: Final[decisions.BackendRecord[calls.ContractionProblem]] = (
   choice.xla_backend(
     summary="dequantize and sum each used group's tiles in XLA operations",
     emit=_contract,

@@ -16,13 +16,13 @@ from jaxplugin.core import decisions, targets
 from jaxplugin.dot import problems
 from jaxplugin.lab.tuning.operations import operands
 from jaxplugin.quantization import problems as quantization
-from jaxplugin.ragged import problems as ragged
+from jaxplugin.ragged import calls
 from jaxplugin.tables import records, resolution
 
 Problem = (
   problems.DotProblem
-  | ragged.RaggedDotProblem
-  | ragged.ContractionProblem
+  | calls.RaggedDotProblem
+  | calls.ContractionProblem
   | quantization.QuantizationProblem
   | quantization.DequantizationProblem
 )

@@ -18,11 +18,11 @@ from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.dot.backends import cpu
 from jaxplugin.lab.tuning.operations import operands, operation
-from jaxplugin.ragged import api, backends, general, problems
+from jaxplugin.ragged import api, backends, calls, general
 
 _GLOBAL_SCALE: Final = 0.5
 _ROWS_WITHOUT_GROUP: Final = 3
-_Either = problems.RaggedDotProblem | problems.ContractionProblem
+_Either = calls.RaggedDotProblem | calls.ContractionProblem
 
 
 def _side_refusal(side: dot_problems.SideProblem, k: int | None) -> str:
@@ -63,10 +63,10 @@ def _flops(problem: _Either) -> int:
   return 2 * (problem.m or 0) * (problem.n or 0) * (problem.k or 0)
 
 
-def _refusal(problem: problems.RaggedDotProblem) -> str:
+def _refusal(problem: calls.RaggedDotProblem) -> str:
   if why := operands.size_refusal(problem):
     return why
-  if problem.activation in problems.GATED:
+  if problem.activation in calls.GATED:
     return f"{problem.activation} is not checked"
   if problem.has_global_power or problem.global_scale == "row":
     return "both operands have global scales"
@@ -80,7 +80,7 @@ def _refusal(problem: problems.RaggedDotProblem) -> str:
 
 
 def _build(
-  problem: problems.RaggedDotProblem, rng: np.random.Generator, is_exact: bool
+  problem: calls.RaggedDotProblem, rng: np.random.Generator, is_exact: bool
 ) -> tuple[dict[str, Any], Any]:
   groups, m, n, k = problem.groups, problem.m, problem.n, problem.k
   assert groups is not None and m is not None
@@ -144,7 +144,7 @@ def _rolled(x: Any, groups: int) -> np.ndarray:
 
 
 def _compute(
-  problem: problems.RaggedDotProblem, arrays: dict[str, Any]
+  problem: calls.RaggedDotProblem, arrays: dict[str, Any]
 ) -> jax.Array:
   given = arrays["lhs"], arrays["rhs"], arrays["sizes"]
   if not problem.is_along_blocks:
@@ -169,7 +169,7 @@ RAGGED: Final = operation.TunedOperation(
 )
 
 
-def _contraction_refusal(problem: problems.ContractionProblem) -> str:
+def _contraction_refusal(problem: calls.ContractionProblem) -> str:
   if why := operands.size_refusal(problem):
     return why
   if problem.lhs.format is not None or problem.rhs.format is not None:
@@ -178,7 +178,7 @@ def _contraction_refusal(problem: problems.ContractionProblem) -> str:
 
 
 def _build_contraction(
-  problem: problems.ContractionProblem,
+  problem: calls.ContractionProblem,
   rng: np.random.Generator,
   is_exact: bool,
 ) -> tuple[dict[str, Any], Any]:

@@ -15,15 +15,15 @@ from jaxplugin.lab.tuning.operations import (
   ragged,
 )
 from jaxplugin.quantization import problems as quantization_problems
-from jaxplugin.ragged import problems as ragged_problems
+from jaxplugin.ragged import calls
 from jaxplugin.tables import records
 
 _BY_PROBLEM: Final[dict[type, operation.TunedOperation]] = {
   problems.DotProblem: dots.DOT,
   quantization_problems.QuantizationProblem: quantization.QUANTIZE,
   quantization_problems.DequantizationProblem: quantization.DEQUANTIZE,
-  ragged_problems.RaggedDotProblem: ragged.RAGGED,
-  ragged_problems.ContractionProblem: ragged.CONTRACTION,
+  calls.RaggedDotProblem: ragged.RAGGED,
+  calls.ContractionProblem: ragged.CONTRACTION,
 }
 BY_NAME: Final = {found.operation.name: found for found in _BY_PROBLEM.values()}
 

@@ -26,7 +26,7 @@ from jaxplugin.lab.tuning.operations import operands, registry
 from jaxplugin.lab.tuning.trials import jobs
 from jaxplugin.operation import failures
 from jaxplugin.quantization import problems as quantization
-from jaxplugin.ragged import problems
+from jaxplugin.ragged import calls
 from jaxplugin.tables import resolution
 from jaxplugin.testing import prologue_cases
 
@@ -51,7 +51,7 @@ def check(problem, candidate):
 
 def plain_contraction():
   side = dot_problems.SideProblem(format=None, dtype=F32)
-  return problems.ContractionProblem(
+  return calls.ContractionProblem(
     groups=4, m=20, n=24, k=40, lhs=side, rhs=side, out_dtype=F32
   )
 
