@@ -21,7 +21,6 @@ from jaxplugin.dot import (
   offsets,
   primitive,
   problems,
-  rules,
   sharding,
   sides,
   straight_through,
@@ -154,16 +153,16 @@ def block_scaled_dot(
   call = calls.DotCall(
     lhs=lhs_side,
     rhs=rhs_side,
-    preferred_element_type=rules.result_dtype(preferred_element_type),
-    highest_precision=rules.canonical_precision(precision),
-    fastest_precision=rules.is_fastest(precision),
+    preferred_element_type=calls.result_dtype(preferred_element_type),
+    highest_precision=calls.canonical_precision(precision),
+    fastest_precision=calls.is_fastest(precision),
     activation=activation,
     implementation=implementation,
     padded_scales=block_size is not None,
     overlay=resolution.overlay(),
-    reduce_dtype=rules.parts_dtype(reduce_dtype),
+    reduce_dtype=calls.parts_dtype(reduce_dtype),
   )
-  rules.validate_sides(call)
+  calls.validate_sides(call)
   if out_sharding is not None:
     asked = sharding.asked_sharding(call, out_sharding)
     call = call.replace(out_sharding=asked)
@@ -214,7 +213,7 @@ def _straight_through(
     if name == "global_scale" and x is not None:
       x = arguments.as_global_scale(x)
     arrays.append(x if x is None else arguments.array(name, x))
-  numbers = rules.canonical_dimension_numbers(
+  numbers = calls.canonical_dimension_numbers(
     dimension_numbers, arrays[0].ndim, arrays[1].ndim
   )
   leaves, tree = jax.tree.flatten(straight_through.DotArrays(*arrays))
@@ -224,7 +223,7 @@ def _straight_through(
         block_scaled_dot, dimension_numbers=numbers, **options
       ),
       dimension_numbers=numbers,
-      dtype=rules.result_dtype(preferred_element_type),
+      dtype=calls.result_dtype(preferred_element_type),
       activation=activation,
     ),
     # Outside `dot`'s custom JVP, so that tangents vary over the same mesh axes
@@ -243,7 +242,7 @@ def _with_epilogue(
     scales.append(arguments.as_global_scale(global_scale))
   factor, power = epilogue.product(scales)
   if factor is not None:
-    rules.validate_global_scale(factor, shape)
+    calls.validate_global_scale(factor, shape)
   if bias is not None:
     bias = arguments.epilogue_operand("bias", bias)
     bias = _expand_bias(bias, shape, len(call.rhs.free))

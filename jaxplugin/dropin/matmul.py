@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
-from jaxplugin.dot import rules
+from jaxplugin.dot import calls
 
 WHO: Final = "ScaledArray @"
 
@@ -25,7 +25,7 @@ def matmul(lhs: Any, rhs: Any) -> jax.Array:
   lhs_k, rhs_k = lhs.ndim - 1, max(rhs.ndim - 2, 0)
   if lhs.shape[lhs_k] != rhs.shape[rhs_k]:
     names = ("the left side", "the right side")
-    remedy = rules.sizes_remedy(lhs, rhs, (lhs_k, rhs_k), names=names)
+    remedy = calls.sizes_remedy(lhs, rhs, (lhs_k, rhs_k), names=names)
     raise TypeError(
       f"{WHO}: the last size of the left side must equal the second to last"
       " size of the right side, got"
