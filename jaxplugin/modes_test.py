@@ -26,7 +26,7 @@ from absl.testing import parameterized
 from jax import lax
 
 import jaxplugin as jp
-from jaxplugin.training import settings
+from jaxplugin.training import products
 
 
 def functions_of(module, names=None):
@@ -792,7 +792,7 @@ class KeysTest(parameterized.TestCase):
     key = jax.random.key(3, impl=impl)
     made = {
       jax.random.key_data(
-        settings.fold_in(settings.fold_in(key, i), j)
+        products.fold_in(products.fold_in(key, i), j)
       ).tobytes()
       for i in range(4)
       for j in range(4)

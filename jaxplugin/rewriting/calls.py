@@ -23,7 +23,7 @@ from jax import lax
 from jaxplugin.dot import calls
 from jaxplugin.jaxext import jax_private, program
 from jaxplugin.jaxext.tracing import binding_private, interception_private
-from jaxplugin.training import settings
+from jaxplugin.training import products
 
 _TRIP: Final = jax.core.ShapedArray((), np.dtype(np.uint32))
 _CARRIED: Final = (
@@ -487,7 +487,7 @@ def _while(
 def _loop_key(walker: Walker) -> Any:
   number = walker.number
   (base,) = walker.take_keys(1)
-  return settings.fold_in(base, number)
+  return products.fold_in(base, number)
 
 
 RULES: Final = {

@@ -17,7 +17,7 @@ from jaxplugin.jaxext import jax_private, program
 from jaxplugin.jaxext.tracing import binding_private, interception_private
 from jaxplugin.rewriting import calls, operands, patterns, sources
 from jaxplugin.rewriting import sites as sites_lib
-from jaxplugin.training import activation_gradients, quantized_operand, settings
+from jaxplugin.training import activation_gradients, products, quantized_operand
 
 # JAX gives the operations of a derivative these names.
 _DERIVATIVES: Final = frozenset({"jvp", "transpose"})
@@ -131,7 +131,7 @@ class Dots(calls.Walker):
       keywords["precision"] = params["precision"]
     if is_random and self.key is not None:
       base = self.key(self.number + 1)
-      keywords["key"] = settings.fold_in(base, self.number)
+      keywords["key"] = products.fold_in(base, self.number)
     self.use(1)
     with sites_lib.scope_of(site), error_context.in_function(_WHO):
       out = self.transform.product(decided)(
@@ -443,7 +443,7 @@ def _rewritten(
     facts: list[tuple[int, Any]], own: list[Any], base: Any, trip: Any
   ) -> Rewriter:
     if trip is not None:
-      base = settings.fold_in(base, trip)
+      base = products.fold_in(base, trip)
     key = None if base is None else (lambda count: base)
     dots = Dots(transform, prefix=prefix, source=source, key=key, number=number)
     dots.known.enter(facts, own)
@@ -520,7 +520,7 @@ class Rewriter:
     base = dots.key(dots.number)
     if self._first == 0:
       return base
-    return settings.fold_in(base, _INNER + self._first)
+    return products.fold_in(base, _INNER + self._first)
 
   def _is_left(self, primitive: Any) -> bool:
     """Whether an operation was decided about before, or is inside a kernel."""

@@ -21,13 +21,7 @@ from jaxplugin.dot import sides
 from jaxplugin.jaxext import jax_private, program
 from jaxplugin.rewriting import calls, ragged_dots, sources
 from jaxplugin.training import api as training
-from jaxplugin.training import (
-  products,
-  quantized_operand,
-  ragged,
-  recipes,
-  settings,
-)
+from jaxplugin.training import products, quantized_operand, ragged, recipes
 
 WHO: Final = "quantize_dots"
 
@@ -417,7 +411,7 @@ def prologue_refusals(
     return ragged.prologue_refusals(
       site.recipe, *arrays, params[NUMBERS[RAGGED]]
     )
-  setting = settings.Setting(
+  setting = products.Setting(
     scheme=products.Scheme(recipe=site.recipe, weight=site.weight),
     numbers=site.dimension_numbers,
     precision=None,

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxplugin.core import error_context
 from jaxplugin.jaxext import jax_private, mesh_axes
 from jaxplugin.quantization import arguments
-from jaxplugin.training import settings
+from jaxplugin.training import products
 
 _WHO: Final = "accumulate"
 _REDUCTIONS: Final = ("mean", "sum")
@@ -146,7 +146,7 @@ class _Accumulation:
         for i, x in zip(split, batch, strict=True):
           own[i] = x
         for i in key:
-          own[i] = settings.fold_in(own[i], number)
+          own[i] = products.fold_in(own[i], number)
         value, gradient = jax.value_and_grad(
           self.loss, wrt, has_aux=self.has_aux
         )(*own, **kwargs)

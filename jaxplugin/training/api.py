@@ -19,13 +19,7 @@ from jaxplugin.core import error_context, formats
 from jaxplugin.dot import backends, calls, sides
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.quantization import arguments
-from jaxplugin.training import (
-  gradients,
-  products,
-  quantized_operand,
-  recipes,
-  settings,
-)
+from jaxplugin.training import gradients, products, quantized_operand, recipes
 
 
 class _NotGiven(enum.Enum):
@@ -170,8 +164,8 @@ class QuantizedDotGeneral:
         "dot_general: preferred_element_type must be a dtype, got"
         f" {error_context.shown(preferred_element_type)}"
       )
-    key_data, key_impl = settings.data_of_key(scheme, key)
-    setting = settings.Setting(
+    key_data, key_impl = products.data_of_key(scheme, key)
+    setting = products.Setting(
       scheme=scheme,
       numbers=numbers,
       precision=(

@@ -26,7 +26,7 @@ from jaxplugin import dot, quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.dot import sides
 from jaxplugin.jaxext import jax_private, linear_calls
-from jaxplugin.training import activation_gradients, products, settings
+from jaxplugin.training import activation_gradients, products
 
 # Names of quantized residuals, for policies of `jax.checkpoint`.
 KEPT_NAMES: Final = {
@@ -38,7 +38,7 @@ KEPT_NAMES: Final = {
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def quantized_dot(
-  setting: settings.Setting,
+  setting: products.Setting,
   lhs: jax.Array,
   rhs: jax.Array,
   key: Any,
@@ -56,9 +56,9 @@ def quantized_dot(
   """
   del key
   arrays: dict[products.Side, jax.Array] = {"lhs": lhs, "rhs": rhs}
-  now: dict[products.Side, Any] = dict.fromkeys(settings.SIDES)
+  now: dict[products.Side, Any] = dict.fromkeys(products.SIDES)
   if setting.scheme.recipe.quantize_forward:
-    found = setting.operands(lhs, rhs, dict.fromkeys(settings.SIDES))
+    found = setting.operands(lhs, rhs, dict.fromkeys(products.SIDES))
     for side, operand in found.items():
       now[side], _ = operand.quantize(
         arrays[side], sizes, is_needed=False, held=(held or {}).get(side)
@@ -67,7 +67,7 @@ def quantized_dot(
 
 
 def _dot_jvp(
-  setting: settings.Setting,
+  setting: products.Setting,
   primals: tuple[jax.Array, jax.Array, Any, Any, Any],
   tangents: tuple[Any, Any, Any, Any, Any],
 ) -> tuple[jax.Array, Any]:
@@ -75,7 +75,7 @@ def _dot_jvp(
   arrays: dict[products.Side, jax.Array] = {"lhs": lhs, "rhs": rhs}
   active = {
     side: not isinstance(t, SymbolicZero)
-    for side, t in zip(settings.SIDES, tangents[:2], strict=True)
+    for side, t in zip(products.SIDES, tangents[:2], strict=True)
   }
   backward = setting.backward(lhs, rhs, active)
   found = setting.operands(lhs, rhs, backward)
@@ -108,7 +108,7 @@ def _dot_jvp(
       other=found[products.other_side(side)],
     )
     for side, numbers, order in zip(
-      settings.SIDES,
+      products.SIDES,
       (dims.dgrad, dims.wgrad),
       (dims.lhs_order, dims.rhs_order),
       strict=True,
@@ -174,7 +174,7 @@ class _Tangent(linear_calls.Linear):
       None.
   """
 
-  setting: settings.Setting
+  setting: products.Setting
   terms: tuple[_Term, ...]
   shape: tuple[Any, ...]
   dtype: np.dtype

@@ -22,7 +22,7 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context, formats
 from jaxplugin.dot import arguments, sides
 from jaxplugin.quantization import operands, prologues
-from jaxplugin.training import gradients, products, recipes, settings
+from jaxplugin.training import gradients, products, recipes
 
 WHO: Final = "quantize_operand"
 
@@ -349,7 +349,7 @@ def _wanted(
   arrays: list[Any] = [other, x]
   if role == "activation":
     both, arrays = both[::-1], arrays[::-1]
-  setting = settings.Setting(
+  setting = products.Setting(
     scheme=products.Scheme(recipe=recipe, weight="rhs", who=WHO),
     numbers=((both[0][0], both[1][0]), (both[0][1], both[1][1])),
     precision=None,
@@ -381,7 +381,7 @@ class Produced(NamedTuple):
 
 
 def prologue_refusals(
-  setting: settings.Setting, arrays: tuple[Any, Any]
+  setting: products.Setting, arrays: tuple[Any, Any]
 ) -> tuple[str, str]:
   """Returns why a matmul quantizes activations without their prologue, or "".
 
@@ -394,7 +394,7 @@ def prologue_refusals(
   """
   scheme = setting.scheme
   index = 1 if scheme.weight == "lhs" else 0
-  side = settings.SIDES[index]
+  side = products.SIDES[index]
   operand = setting.differentiated(*arrays)[side]
   forward, backward = _copies(operand, scheme.recipe)
   if forward is None or not scheme.recipe.quantize_forward:
@@ -425,7 +425,7 @@ def is_operand(x: Any) -> bool:
 def taken(
   given: tuple[Any, Any],
   arrays: tuple[jax.Array, jax.Array],
-  setting: settings.Setting,
+  setting: products.Setting,
 ) -> dict[products.Side, products.Held | prologues.Call]:
   """Returns the copies of `QuantizedOperand`s and the prologues, by side.
 
@@ -440,7 +440,7 @@ def taken(
   """
   held: dict[products.Side, products.Held | prologues.Call] = {
     side: x.call
-    for side, x in zip(settings.SIDES, given, strict=True)
+    for side, x in zip(products.SIDES, given, strict=True)
     if isinstance(x, Produced)
   }
   if not any(map(is_operand, given)):
@@ -456,7 +456,7 @@ def taken(
 def _validate(
   side: products.Side,
   x: QuantizedOperand,
-  setting: settings.Setting,
+  setting: products.Setting,
   wanted: products.TrainingOperand,
 ) -> None:
   scheme = setting.scheme

@@ -25,13 +25,7 @@ from jaxplugin.operation import choice
 from jaxplugin.ragged import api as ragged_api
 from jaxplugin.ragged import backends, calls, general, groups, primitive
 from jaxplugin.ragged import sharding as sharding_lib
-from jaxplugin.training import (
-  gradients,
-  products,
-  quantized_operand,
-  recipes,
-  settings,
-)
+from jaxplugin.training import gradients, products, quantized_operand, recipes
 
 WHO: Final = "ragged_dot_general"
 OTHER_LAYOUT: Final = "the matmul needs its dimensions in another order"
@@ -145,7 +139,7 @@ def ragged_dot_general(
       who=sides.who(),
       reduce_dtype=dot_calls.parts_dtype(reduce_dtype),
     )
-    key_data, key_impl = settings.data_of_key(scheme, key)
+    key_data, key_impl = products.data_of_key(scheme, key)
     setting = _Setting(scheme=scheme, dtype=dtype, key_impl=key_impl)
     sizes = groups.sizes_within(group_sizes, lhs.shape[0])
     held = quantized_operand.taken(given, (lhs, weights), setting)
@@ -265,7 +259,7 @@ class _Product(products.Product):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Setting(settings.Setting):
+class _Setting(products.Setting):
   """A call of `ragged_dot_general` without its arrays."""
 
   numbers: sides.DimensionNumbers = _FORWARD
