@@ -33,7 +33,7 @@ def sides_of(
 ) -> tuple[sides.Side, sides.Side]:
   """Returns the sides of `block_scaled_dot`, whose arguments these are.
 
-  `rules.validate_sides` checks their shapes.
+  `calls.validate_sides` checks their shapes.
 
   Raises:
     TypeError: If an operand is not an array or its format is unknown, the

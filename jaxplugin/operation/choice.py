@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice between the backends of an operation.
 
-`matching.MeasuredOperation` has the operation's name and table of backends.
+`resolution.MeasuredOperation` has the operation's name and table of backends.
 """
 
 from __future__ import annotations

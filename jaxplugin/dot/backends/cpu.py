@@ -513,7 +513,7 @@ def emit(
 
   Args:
     call, problem, target: as for every backend.
-    config: fields of a config (`cpu_configs.fields_of`). If they are empty, the
+    config: fields of a config (`fields_of`). If they are empty, the
       kernels use their own rules.
     offset: offsets of rhs, which is not batched, and the format's
       `code_offset`. The call then has no epilogue.
