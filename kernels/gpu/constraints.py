@@ -48,6 +48,19 @@ _TMA_BARRIER_BYTES: Final = 16
 _MMA_BARRIERS_BYTES: Final = 16
 
 
+def path_error(
+  path: configs.Path, shape: MatmulShape, architecture: Architecture
+) -> str | None:
+  """Returns why a path does not support `shape`, or None."""
+  if path == "native":
+    return native_error(shape, architecture)
+  if path == "fp8":
+    return fp8_error(shape, architecture)
+  if path == "int8":
+    return int8_error(shape, architecture)
+  return small_m_error(shape) if path == "small_m" else None
+
+
 def native_error(shape: MatmulShape, architecture: Architecture) -> str | None:
   """Returns why the native path does not support `shape`, or None."""
   names = (shape.lhs.format, shape.rhs.format)
@@ -85,16 +98,7 @@ def fp8_error(shape: MatmulShape, architecture: Architecture) -> str | None:
     return "sums of FP8 matrix instructions have fewer bits than f32"
   if not architecture.has_fp8_dot:
     return f"{architecture.name} has no FP8 matrix instruction without scales"
-  error = _sums_error(shape, formats.E4M3)
-  if error is not None:
-    return error
-  for name, size in scaled_blocks(shape).items():
-    if size % LEAST_BLOCK_K["fp8"]:
-      return (
-        f"blocks of {name} must have a multiple of {LEAST_BLOCK_K['fp8']}"
-        " values"
-      )
-  return None
+  return _sums_error(shape, formats.E4M3) or _blocks_error(shape, "fp8")
 
 
 def int8_error(shape: MatmulShape, architecture: Architecture) -> str | None:
@@ -118,6 +122,17 @@ def _sums_error(shape: MatmulShape, element: formats.Element) -> str | None:
   return None
 
 
+def _blocks_error(shape: MatmulShape, path: configs.Path) -> str | None:
+  """Returns which blocks a path's least step would divide, or None."""
+  least = LEAST_BLOCK_K[path]
+  for name, size in scaled_blocks(shape).items():
+    if size % least:
+      return (
+        f"blocks of {name} must have a multiple of {least} values, got {size}"
+      )
+  return None
+
+
 def small_m_error(shape: MatmulShape) -> str | None:
   """Returns why the small_m kernel does not support `shape`, or None."""
   rhs = shape.rhs
@@ -128,12 +143,9 @@ def small_m_error(shape: MatmulShape) -> str | None:
   for name, strides in (("lhs", shape.lhs.strides), ("rhs", rhs.strides)):
     if strides[2] != 1:
       return f"k must be the minor dimension of {name}, got strides {strides}"
-  for name, size in scaled_blocks(shape).items():
-    if size % LEAST_BLOCK_K["small_m"]:
-      return (
-        f"blocks of {name} must have a multiple of {LEAST_BLOCK_K['small_m']}"
-        f" values, got {size}"
-      )
+  error = _blocks_error(shape, "small_m")
+  if error is not None:
+    return error
   # FP4 and INT4 are loaded in words of eight values.
   if rhs.is_packed and shape.k % 8:
     return f"k must be a multiple of 8 for {rhs.format}, got {shape.k}"
@@ -188,16 +200,7 @@ def config_error(
   # The grid has one dimension.
   if configs.Tiling(shape=shape, config=config).programs > MAX_INDEX:
     return f"more than 2^31 programs: {shape}, {config}"
-  if config.path == "native":
-    error = native_error(shape, architecture)
-  elif config.path == "fp8":
-    error = fp8_error(shape, architecture)
-  elif config.path == "int8":
-    error = int8_error(shape, architecture)
-  elif config.path == "small_m":
-    error = small_m_error(shape)
-  else:
-    error = None
+  error = path_error(config.path, shape, architecture)
   if error is None and config.use_descriptors:
     error = _use_of_descriptors_error(config, shape, architecture)
   return error or _resource_error(config, shape, architecture)

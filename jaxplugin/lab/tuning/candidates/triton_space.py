@@ -244,22 +244,15 @@ def _path_error(
   architecture: architectures.Architecture,
 ) -> str:
   """Returns why a path is not supported; "" if it may be supported."""
-  error = None
-  if path == "native":
-    error = constraints.native_error(shape, architecture)
-  elif path == "fp8":
-    error = constraints.fp8_error(shape, architecture)
-  elif path == "int8":
-    error = constraints.int8_error(shape, architecture)
-  elif path == "small_m":
-    error = constraints.small_m_error(shape)
-    # With mma.sync, Triton already orders k so that a lane reads adjacent
-    # values (`tiles_by_rule`).
-    if not (architecture.has_wgmma or architecture.has_tensor_memory):
-      error = (
-        f"small_m needs wgmma or tcgen05, which {architecture.name} does not"
-        " have"
-      )
+  error = constraints.path_error(path, shape, architecture)
+  # With mma.sync, Triton already orders k so that a lane reads adjacent values
+  # (`tiles_by_rule`).
+  if path == "small_m" and not (
+    architecture.has_wgmma or architecture.has_tensor_memory
+  ):
+    error = (
+      f"small_m needs wgmma or tcgen05, which {architecture.name} does not have"
+    )
   return "" if error is None else f"path {path}: {error}"
 
 
