@@ -23,8 +23,9 @@ import jaxplugin as jp
 from jaxplugin.core import formats, targets
 from jaxplugin.dot import backends, problems
 from jaxplugin.dot.backends import triton
+from jaxplugin.lab.tuning import store
 from jaxplugin.runtime import triton_library
-from jaxplugin.tables import reading, records, resolution, writing
+from jaxplugin.tables import reading, records, resolution
 from jaxplugin.testing import dot_problems
 from jaxplugin.testing.measured import dot_tables, packaged
 from jaxplugin.testing.meshes import explicit
@@ -443,7 +444,7 @@ class PackagedTest(FolderTestCase):
     for path in PATHS:
       with self.subTest(path.name):
         found = reading.read(path)
-        self.assertEqual(path.name, writing.file_name(found.header))
+        self.assertEqual(path.name, store.file_name(found.header))
         self.assertNotEmpty(found.rows)
         self.assertEqual(packaged.misfit_but_for_sources(found), "")
 

@@ -21,7 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from jaxplugin.tables import reading, writing
+from jaxplugin.lab.tuning import store
+from jaxplugin.tables import reading
 from jaxplugin.testing.measured import measured_tables
 
 WRITERS: Final = 2
@@ -46,7 +47,7 @@ def _write(folder: pathlib.Path, first: int) -> None:
   """Merges rows that no other process writes, until it is killed."""
   for n in range(first, first + 10**6):
     row = measured_tables.row(n=n)
-    writing.merge(folder / _TABLE, measured_tables.table(row))
+    store.merge(folder / _TABLE, measured_tables.table(row))
     _append(folder / _MERGED, str(n))
 
 
@@ -86,7 +87,7 @@ def main(
 ) -> dict[str, Any]:
   """What happened to a table in `folder`, by so many kills and rows."""
   generator = random.Random(seed)
-  writing.merge(folder / _TABLE, measured_tables.table())
+  store.merge(folder / _TABLE, measured_tables.table())
   reader = _start(lambda: _read(folder))
   kills = 0
 
@@ -113,7 +114,7 @@ def main(
     _end(pid)
   table = reading.read(folder / _TABLE)
   # Whoever comes next finds the lock free, and leaves nothing behind.
-  writing.merge(folder / _TABLE, measured_tables.table(), lock_seconds=1.0)
+  store.merge(folder / _TABLE, measured_tables.table(), lock_seconds=1.0)
   there = {str(row.size("n")) for row in table.rows}
   merged = _lines(folder / _MERGED)
   return {

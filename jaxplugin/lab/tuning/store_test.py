@@ -16,7 +16,8 @@ import tempfile
 import pytest
 from absl.testing import absltest
 
-from jaxplugin.tables import reading, records, writing
+from jaxplugin.lab.tuning import store
+from jaxplugin.tables import reading, records
 from jaxplugin.testing.measured import measured_tables, users
 
 TABLE = measured_tables.table()
@@ -36,57 +37,57 @@ class Folder(absltest.TestCase):
 class MergeTest(Folder):
   def test_a_new_file_holds_the_table_and_its_folder_is_made(self):
     path = self.folder / "a" / "b" / "table.json"
-    self.assertEqual(writing.merge(path, TABLE), TABLE)
+    self.assertEqual(store.merge(path, TABLE), TABLE)
     self.assertEqual(path.read_text(), TABLE.to_text())
 
   def test_rows_are_put_together_and_those_of_a_problem_replaced(self):
-    writing.merge(self.path, TABLE)
+    store.merge(self.path, TABLE)
     faster = measured_tables.candidate("xla", 1.0)
     new = records.row_of(TABLE.rows[0].problem, [faster], faster)
     more = measured_tables.row(512)
-    merged = writing.merge(self.path, measured_tables.table(new, more))
+    merged = store.merge(self.path, measured_tables.table(new, more))
     self.assertEqual(merged, measured_tables.table(new, *TABLE.rows[1:], more))
     self.assertEqual(reading.read(self.path), merged)
 
   def test_order_of_merging_changes_no_byte(self):
     one, other = (measured_tables.table(measured_tables.row(m)) for m in (4, 8))
-    writing.merge(self.path, one)
-    writing.merge(self.path, other)
+    store.merge(self.path, one)
+    store.merge(self.path, other)
     path = self.folder / "other.json"
-    writing.merge(path, other)
-    writing.merge(path, one)
+    store.merge(path, other)
+    store.merge(path, one)
     self.assertEqual(path.read_bytes(), self.path.read_bytes())
 
   def test_the_later_date_stays(self):
     for date in ("2026-11-23", "2026-12-01", "2026-11-30"):
-      writing.merge(self.path, measured_tables.table(date=date))
+      store.merge(self.path, measured_tables.table(date=date))
     self.assertEqual(reading.read(self.path).header.date, "2026-12-01")
 
   def test_a_table_of_other_kernels_is_not_mixed_in(self):
-    writing.merge(self.path, TABLE)
+    store.merge(self.path, TABLE)
     sources = dict(TABLE.header.sources)
     sources["triton"] = dataclasses.replace(sources["triton"], kernels="b" * 64)
     other = measured_tables.table(sources=tuple(sources.items()))
     with self.assertRaisesRegex(
       records.TableError, "version: sources is .*bbbb"
     ):
-      writing.merge(self.path, other)
+      store.merge(self.path, other)
     self.assertEqual(reading.read(self.path), TABLE)
     self.assertNotEqual(
-      writing.file_name(other.header), writing.file_name(TABLE.header)
+      store.file_name(other.header), store.file_name(TABLE.header)
     )
 
   def test_a_broken_file_is_left_as_it_is(self):
     self.path.write_text(TABLE.to_text()[:100])
     with self.assertRaisesRegex(records.TableError, "truncated"):
-      writing.merge(self.path, TABLE)
+      store.merge(self.path, TABLE)
     self.assertEqual(self.path.read_text(), TABLE.to_text()[:100])
 
   def test_a_link_stays_and_its_file_is_written(self):
     link = self.folder / "link.json"
     link.symlink_to(self.path)
-    writing.merge(link, TABLE)
-    writing.merge(link, measured_tables.table(measured_tables.row(512)))
+    store.merge(link, TABLE)
+    store.merge(link, measured_tables.table(measured_tables.row(512)))
     self.assertTrue(link.is_symlink())
     self.assertLen(reading.read(self.path).rows, 4)
     self.assertIn(".table.json.lock", self.files())
@@ -102,15 +103,15 @@ class MergeTest(Folder):
       ("circle", "table .*symbolic links"),
     ):
       with self.assertRaisesRegex(records.TableError, message):
-        writing.merge(self.folder / name, TABLE)
+        store.merge(self.folder / name, TABLE)
 
   def test_file_is_for_others_to_read(self):
-    writing.merge(self.path, TABLE)
+    store.merge(self.path, TABLE)
     self.assertEqual(self.path.stat().st_mode & 0o777, 0o644)
 
   def test_name_says_what_it_is_about(self):
     self.assertRegex(
-      writing.file_name(TABLE.header),
+      store.file_name(TABLE.header),
       r"^block_scaled_dot-nvidia_h200-sm_90-132-[0-9a-f]{8}\.json$",
     )
 
@@ -127,12 +128,12 @@ class FaultTest(Folder):
   def refused(self, message):
     more = measured_tables.table(measured_tables.row(512))
     with self.assertRaisesRegex(records.TableError, message):
-      writing.merge(self.path, more)
+      store.merge(self.path, more)
     self.assertEqual(self.path.read_text(), TABLE.to_text())
     self.assertEqual(self.files(), [".table.json.lock", "table.json"])
 
   def test_full_disk(self):
-    writing.merge(self.path, TABLE)
+    store.merge(self.path, TABLE)
     for name in ("fsync", "replace"):
       with self.subTest(name):
         self.failing(name, errno.ENOSPC)
@@ -142,7 +143,7 @@ class FaultTest(Folder):
 
   def test_disk_that_is_full_for_real(self):
     """A process that may write no file of more than 200 bytes."""
-    writing.merge(self.path, TABLE)
+    store.merge(self.path, TABLE)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
     try:
@@ -151,36 +152,36 @@ class FaultTest(Folder):
       resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
   def test_read_only_folder(self):
-    writing.merge(self.path, TABLE)
+    store.merge(self.path, TABLE)
     (self.folder / ".table.json.lock").unlink()
     self.folder.chmod(0o555)
     users.become_nobody(self)
     with self.assertRaisesRegex(
       records.TableError, "Permission denied; the fi"
     ):
-      writing.merge(self.path, TABLE)
+      store.merge(self.path, TABLE)
     self.assertEqual(reading.read(self.path), TABLE)
 
   def test_what_a_killed_writer_left_is_removed(self):
-    writing.merge(self.path, TABLE)
+    store.merge(self.path, TABLE)
     (self.folder / ".table.json.new").write_text("half" * 10_000)
     (self.folder / ".other.json.new").write_text("of another table")
-    writing.merge(self.path, TABLE)
+    store.merge(self.path, TABLE)
     self.assertEqual(
       self.files(), [".other.json.new", ".table.json.lock", "table.json"]
     )
     self.assertEqual(self.path.read_text(), TABLE.to_text())
 
   def test_lock_of_others_is_waited_for_and_named(self):
-    writing.merge(self.path, TABLE)
+    store.merge(self.path, TABLE)
     with (self.folder / ".table.json.lock").open() as lock:
       fcntl.flock(lock, fcntl.LOCK_EX)
       with self.assertRaisesRegex(
         records.TableError,
         "another process holds its lock, .*lock, for more than 0.05 s",
       ):
-        writing.merge(self.path, TABLE, lock_seconds=0.05)
-    writing.merge(self.path, TABLE, lock_seconds=0.05)
+        store.merge(self.path, TABLE, lock_seconds=0.05)
+    store.merge(self.path, TABLE, lock_seconds=0.05)
 
 
 class KilledWritersTest(Folder):
