@@ -28,8 +28,8 @@ from jaxplugin.dot import calls, epilogue, offsets, problems, reference, sides
 from jaxplugin.dot.backends import cpu
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import alternatives, primitive
-from jaxplugin.quantization import out_format, quantized_results
 from jaxplugin.quantization import out_format as out_format_lib
+from jaxplugin.quantization import quantized_results
 from jaxplugin.ragged import api as ragged
 from jaxplugin.runtime import cpu_library
 
@@ -241,7 +241,7 @@ def layer_dot(
   bias: jax.Array | None,
   *,
   out_sharding: Any = None,
-  out: out_format.OutFormat | None = None,
+  out: out_format_lib.OutFormat | None = None,
   **options: Any,
 ) -> Any:
   """Multiplies x (..., k) by stack[layer] (n, k), and adds bias[layer].
@@ -263,13 +263,13 @@ def layer_dot(
     operands = x, stack, layer, bias
     source = layer_dot(*operands, out_sharding=out_sharding, **options)
     if options["activation"] is not None:  # as in `quantized_results.compute`
-      return out_format.quantized("linear", source, out)
+      return out_format_lib.quantized("linear", source, out)
     operands, bare = lax.stop_gradient((operands, out))
     bare = dataclasses.replace(bare, derivative=None)
     result = layer_dot(
       *operands, out_sharding=out_sharding, out=bare, **options
     )
-    return out_format.with_source(result, out, source)
+    return out_format_lib.with_source(result, out, source)
   args = x, stack, layer, bias, out
   if out_sharding is not None:
     return _sliced(*args, out_sharding=out_sharding, **options)
@@ -387,7 +387,7 @@ def _in_place(
   if of_ragged_dot is None or out is None:
     result = result.reshape(*lead, n)
     return (
-      result if out is None else out_format.quantized("linear", result, out)
+      result if out is None else out_format_lib.quantized("linear", result, out)
     )
   array, *amax = result if out.returns_amax else (result,)
   to_rank = lambda leaf: leaf.reshape(*lead, leaf.shape[1])
