@@ -52,7 +52,7 @@ class QuantizeSpec:
 
 @functools.partial(jax.jit, static_argnames="spec")
 def quantize(
-  x: jax.Array | prologues.Call,
+  x: jax.Array | prologues.PrologueCall,
   spec: QuantizeSpec,
   key: jax.Array | None = None,
 ) -> scaled_array.ScaledArray:
@@ -70,7 +70,7 @@ def quantize(
 
 @functools.partial(jax.jit, static_argnames="specs")
 def quantize_all(
-  x: jax.Array | prologues.Call,
+  x: jax.Array | prologues.PrologueCall,
   specs: tuple[QuantizeSpec, ...],
   keys: tuple[jax.Array | None, ...],
 ) -> list[scaled_array.ScaledArray]:
@@ -80,7 +80,7 @@ def quantize_all(
   prologue, its f32 result is quantized.
   """
   first, prologue, more = specs[0], None, {}
-  if isinstance(x, prologues.Call):
+  if isinstance(x, prologues.PrologueCall):
     call = x.canonical(x.shape)
     x, prologue, more = call.x, call.prologue, dict(call.more)
   quantized, *_ = quantize_primitive.produce(

@@ -158,7 +158,7 @@ class Prologue:
   meta_fields=["prologue"],
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Call:
+class PrologueCall:
   """A prologue and its operands.
 
   Attributes:
@@ -177,7 +177,7 @@ class Call:
     """The shape of the function's result."""
     return self.prologue.shape_of(self.x.shape)
 
-  def canonical(self, shape: Sequence[Any]) -> Call:
+  def canonical(self, shape: Sequence[Any]) -> PrologueCall:
     """Returns the call for a result of `shape`, with `operand_types`."""
     of_x = {name: a for name, a in self.more.items() if name in OF_X}
     dtype = jnp.result_type(self.x, *of_x.values())

@@ -379,7 +379,7 @@ class Acceptor(calls.Walker):
     params: dict[str, Any],
     index: int,
     note: str,
-  ) -> prologues.Call | None:
+  ) -> prologues.PrologueCall | None:
     """Returns the prologue to fuse that computes the activations, or None.
 
     Args:
@@ -421,7 +421,7 @@ class Acceptor(calls.Walker):
   def _product(
     self,
     x: jax.Array,
-    call: prologues.Call | None,
+    call: prologues.PrologueCall | None,
     weight: weights.Weight,
     batch: tuple[int, ...],
     dtype: np.dtype,
@@ -573,7 +573,7 @@ def _straight_through(
 
   @jax.custom_jvp
   def of_quantized(
-    x: jax.Array, call: prologues.Call | None, array: Any, layers: Any
+    x: jax.Array, call: prologues.PrologueCall | None, array: Any, layers: Any
   ) -> jax.Array:
     *lead, k = x.shape
     rows = x.reshape(math.prod(lead), k) if layers else x
@@ -592,7 +592,7 @@ def _straight_through(
 
 
 def _quantized(
-  call: prologues.Call | None, x: jax.Array, format: formats.BlockFormat
+  call: prologues.PrologueCall | None, x: jax.Array, format: formats.BlockFormat
 ) -> scaled_array.ScaledArray:
   """Quantizes activations, or the result of the prologue that computes x."""
   if call is None:

@@ -95,7 +95,7 @@ class Found:
   """
 
   name: str
-  call: prologues.Call | None = None
+  call: prologues.PrologueCall | None = None
   reason: str = ""
   seen: frozenset[int] = frozenset()
   has_custom_derivative: bool = False
@@ -255,7 +255,7 @@ def _record_own(name: str, args: Sequence[Any]) -> None:
     sites.record_chain(chain)
 
 
-def _as_of(x: Any, call: prologues.Call) -> prologues.Call:
+def _as_of(x: Any, call: prologues.PrologueCall) -> prologues.PrologueCall:
   """Returns a call whose result has the shape of x, in the `vmap`s of x."""
   shape = call.prologue.x_shape(np.shape(x))
   alike = lambda array: binding_private.mapped_as(x, array).reshape(shape)
@@ -665,7 +665,9 @@ class _Matcher:
 
   # Patterns.
 
-  def norm(self, value: _Value, kind: str, root: _Value) -> prologues.Call:
+  def norm(
+    self, value: _Value, kind: str, root: _Value
+  ) -> prologues.PrologueCall:
     """Returns the norm with a root 1 / sqrt(root) that computes a value."""
     size, epsilon, square = value.shape[-1], 0.0, root
     if (terms := self._operands(root, "add")) is not None:
@@ -764,7 +766,9 @@ class _Matcher:
     x = self._mean(terms[1])
     return x if x is not None and self._is_equal(x, terms[0]) else None
 
-  def gated(self, value: _Value, kind: str, root: _Value) -> prologues.Call:
+  def gated(
+    self, value: _Value, kind: str, root: _Value
+  ) -> prologues.PrologueCall:
     """Returns the gated activation with a root that computes a value."""
     if kind in ("erf", "erfc"):
       raise _NotMatchedError(
@@ -786,7 +790,7 @@ class _Matcher:
 
   def _gated_by(
     self, value: _Value, kind: str, root: _Value, alpha: float, gate: _Value
-  ) -> prologues.Call:
+  ) -> prologues.PrologueCall:
     """As `gated`, for an activation of `gate`, in a sigmoid alpha times it."""
     function, wanted = "silu_and_mul", 1.0
     what = "gate * sigmoid(gate) * up"
@@ -992,7 +996,7 @@ def _call(
   epsilon: float = 0.0,
   halves: str | None = None,
   **numbers: Any,
-) -> prologues.Call:
+) -> prologues.PrologueCall:
   """Returns the call of a function whose result has a shape."""
   given = {n: v for n in prologues.OPERANDS if (v := more.get(n)) is not None}
   for value in (x, *given.values()):
@@ -1014,4 +1018,4 @@ def _call(
     if value.shape != prologue.x_shape(shape):
       raise _NotMatchedError("its operands have different shapes")
   arrays = {name: value.atom for name, value in given.items()}
-  return prologues.Call(prologue=prologue, x=x.atom, more=arrays)
+  return prologues.PrologueCall(prologue=prologue, x=x.atom, more=arrays)

@@ -28,7 +28,7 @@ from jaxplugin.quantization import prologues
 Arrays = Sequence[jax.Array]
 
 
-def attached(y: jax.Array, call: prologues.Call) -> jax.Array:
+def attached(y: jax.Array, call: prologues.PrologueCall) -> jax.Array:
   """Returns y, whose gradient goes to the operands of the call.
 
   Args:
@@ -63,7 +63,9 @@ def _attached_jvp(
   }
   if not active:
     return y, jnp.zeros_like(y)
-  tangent = _Tangent(prologue=prologue, active=tuple(active), dtype=y.dtype)
+  tangent = _GatedTangent(
+    prologue=prologue, active=tuple(active), dtype=y.dtype
+  )
   linear = list(active.values())
   return y, linear_calls.linear_call(tangent, linear, operands)
 
@@ -72,7 +74,7 @@ _attached.defjvp(_attached_jvp, symbolic_zeros=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Tangent(linear_calls.Linear):
+class _GatedTangent(linear_calls.Linear):
   """The tangent of a gated activation, from those of its active operands.
 
   Its constants are all operands of the activation.
@@ -143,10 +145,10 @@ class _Gradient(linear_calls.Linear):
     prologue = dataclasses.replace(prologue, operands=operands, gradient=name)
     return cls(prologue=prologue, dtype=dtype)
 
-  def call(self, linear: Arrays, constants: Arrays) -> prologues.Call:
+  def call(self, linear: Arrays, constants: Arrays) -> prologues.PrologueCall:
     x, *more = (*constants, *linear)
     operands = dict(zip(self.prologue.operands, more, strict=True))
-    return prologues.Call(prologue=self.prologue, x=x, more=operands)
+    return prologues.PrologueCall(prologue=self.prologue, x=x, more=operands)
 
   def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
     call = self.call(linear, constants)
@@ -166,7 +168,7 @@ class _Gradient(linear_calls.Linear):
     return list(transposed(g))
 
 
-def call_of(g: Any) -> prologues.Call | None:
+def call_of(g: Any) -> prologues.PrologueCall | None:
   """Returns the call that computes g, the gradient of an attached activation.
 
   Returns None for another array. Conversions of floats and reshapes of rows may

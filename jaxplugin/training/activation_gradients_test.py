@@ -90,7 +90,7 @@ class AttachedTest(parameterized.TestCase):
       def function(x, more):
         y = prologues.compute(prologue, x, more)[0]
         if is_attached:
-          call = prologues.Call(prologue=prologue, x=x, more=more)
+          call = prologues.PrologueCall(prologue=prologue, x=x, more=more)
           y = activation_gradients.attached(jax.lax.stop_gradient(y), call)
         return y
 
@@ -159,7 +159,7 @@ class FusedGradientsTest(parameterized.TestCase):
     @jax.jit
     def by_hand(params, x):
       gate, up = (dot(x, params[n], numbers) for n in ("gate", "up"))
-      call = prologues.Call(
+      call = prologues.PrologueCall(
         prologue=prologues.Prologue(function="silu_and_mul", operands=("up",)),
         x=gate,
         more={"up": up},

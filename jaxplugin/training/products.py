@@ -281,7 +281,7 @@ def quantized(
   keys: Sequence[jax.Array | None] | None = None,
   *,
   who: str,
-  call: prologues.Call | None = None,
+  call: prologues.PrologueCall | None = None,
 ) -> list[Any]:
   """Quantizes `x` for each spec, from one read if possible.
 
@@ -447,7 +447,7 @@ class TrainingOperand:
     sizes: Any,
     is_needed: bool,
     name: str | None = None,
-    held: Held | prologues.Call | None = None,
+    held: Held | prologues.PrologueCall | None = None,
   ) -> tuple[Any, Any]:
     """Returns the operand of the forward matmul, and the residual.
 

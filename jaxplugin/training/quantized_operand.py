@@ -377,7 +377,7 @@ class Produced(NamedTuple):
   """
 
   primal: jax.Array
-  call: prologues.Call
+  call: prologues.PrologueCall
 
 
 def prologue_refusals(
@@ -426,7 +426,7 @@ def taken(
   given: tuple[Any, Any],
   arrays: tuple[jax.Array, jax.Array],
   setting: products.Setting,
-) -> dict[products.Side, products.Held | prologues.Call]:
+) -> dict[products.Side, products.Held | prologues.PrologueCall]:
   """Returns the copies of `QuantizedOperand`s and the prologues, by side.
 
   Args:
@@ -438,7 +438,7 @@ def taken(
     TypeError: If an operand was quantized for another role, contraction or
       recipe.
   """
-  held: dict[products.Side, products.Held | prologues.Call] = {
+  held: dict[products.Side, products.Held | prologues.PrologueCall] = {
     side: x.call
     for side, x in zip(products.SIDES, given, strict=True)
     if isinstance(x, Produced)
