@@ -72,10 +72,11 @@ JAXPLUGIN_ALWAYS_INLINE bool ParallelFor(const Parallel& parallel,
       &f);
 }
 
-// ParallelFor for iterations that write consecutive new memory. Each thread
+// ParallelFor for iterations that read or write consecutive memory. Each thread
 // runs a separate part of the iterations in order, then helps with other parts.
-// If two threads first write one huge page at the same time, both fill it with
-// zeros, once in vain.
+// So it can prefetch the operands of its next iteration. And if two threads
+// first write one huge page at the same time, both fill it with zeros, once in
+// vain.
 template <typename F>
 JAXPLUGIN_ALWAYS_INLINE bool ParallelForInParts(const Parallel& parallel,
                                                 int64_t count, const F& f) {

@@ -85,10 +85,9 @@ inline DotShape ShapeOf(const DotArgs& args) {
 
 // Returns the number of weight rows (the strip side) in a task of the few_rows
 // engines. A thread has about two tasks of 16 to 256 KiB of weights, or more
-// tasks of 256 KiB. Smaller tasks take longer: no weights are prefetched when a
-// task starts, and at its end it prefetches weights of another thread. With
-// eight tasks for each thread, the matmuls of a SmolLM2 layer take 1.2 to 1.4
-// times as long (one bf16 row, two Zen 5 cores, 2026-11).
+// tasks of 256 KiB. With eight tasks for each thread, the matmuls of a SmolLM2
+// layer took 1.2 to 1.4 times as long (one bf16 row, two Zen 5 cores, 2026-11).
+// Threads took the tasks in turns then, and prefetched weights of each other.
 inline int64_t StreamedRows(const Sides& sides, const Parallel& parallel) {
   const DotArgs& args = *sides.args;
   const int64_t multiple = sides.StripMultiple();
@@ -268,7 +267,7 @@ struct Blocked {
       group = CeilDiv(sides.args->config.task_rows, Engine::kStripRows);
     }
     group = RoundUp(group, part_strips);
-    ok = ok && ParallelFor(
+    ok = ok && ParallelForInParts(
         parallel, CeilDiv(strips, group), [&](int64_t index, int slot) {
           uint8_t* strip = slots + slot * SlotBytes();
           float* c = reinterpret_cast<float*>(strip + strip_bytes);

@@ -575,7 +575,7 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides,
       });
   if (!ok || outside != 0) return ok;
   *is_done = true;
-  return ParallelFor(
+  return ParallelForInParts(
       parallel, args.batch * chunks, [&](int64_t index, int slot) {
         const int64_t batch = index / chunks;
         const int64_t j0 = index % chunks * chunk;

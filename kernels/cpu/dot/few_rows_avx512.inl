@@ -725,7 +725,7 @@ bool StreamWeights(const DotArgs& args, const Sides& sides, int64_t x_row_bytes,
       });
   if (!ok || outside != 0) return ok;
   *is_done = true;
-  return ParallelFor(
+  return ParallelForInParts(
       parallel, args.batch * chunks, [&](int64_t index, int slot) {
         const int64_t batch = index / chunks;
         const int64_t j0 = index % chunks * chunk;
