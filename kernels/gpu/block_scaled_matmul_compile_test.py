@@ -21,7 +21,6 @@ import triton
 import triton.language as tl
 from absl.testing import absltest, parameterized
 from jaxplugin.kernels.gpu import (
-  block_scaled_matmul,
   configs,
   constraints,
   matmul_plans,
@@ -221,16 +220,7 @@ def compiled(name, key):
     use_descriptors=key in DESCRIBED,
   )
   launch = matmul_plans.plan(shape, config, architecture)[0]
-  return launch, config, compile_launch(launch, shape, architecture)
-
-
-def compile_launch(launch, shape, architecture):
-  return compile.compile_launch(
-    block_scaled_matmul.KERNELS[launch.kernel],
-    launch,
-    matmul_plans.signature(launch, shape),
-    architecture,
-  )
+  return launch, config, compile.compile_matmul(launch, shape, architecture)
 
 
 def instructions_per_rhs_value(name, key):
@@ -458,7 +448,7 @@ class CompileTest(parameterized.TestCase):
     )
     config = tiles_by_rule.default_config(shape, architecture, core_count=132)
     launch = matmul_plans.plan(shape, config, architecture)[0]
-    kernel = compile_launch(launch, shape, architecture)
+    kernel = compile.compile_matmul(launch, shape, architecture)
     self.assertEqual(kernel.spill_bytes, 0)
     self.assertGreaterEqual(kernel.simulated.matrix_share, least)
 
@@ -471,7 +461,7 @@ class CompileTest(parameterized.TestCase):
     )
     launches = matmul_plans.plan(shape, config, architecture)
     self.assertLen(launches, 2)
-    kernel = compile_launch(launches[1], shape, architecture)
+    kernel = compile.compile_matmul(launches[1], shape, architecture)
     self.assertIsNone(kernel.limit_error)
     self.assertEqual(kernel.spill_bytes, 0)
     self.assertIn("block_scaled_reduce_split", kernel.assembly)
@@ -494,7 +484,7 @@ class CompileTest(parameterized.TestCase):
       path="upcast", block_m=16, block_n=128, block_k=128, split_k=16
     )
     launch = matmul_plans.plan(shape, config, architecture)[1]
-    kernel = compile_launch(launch, shape, architecture)
+    kernel = compile.compile_matmul(launch, shape, architecture)
     opcodes = [
       item.opcode.partition(".")[0]
       for item in machine_code.read_sass(kernel.disassembly)

@@ -9,7 +9,6 @@ import re
 import pytest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import (
-  block_scaled_matmul,
   matmul_plans,
   tiles_by_rule,
 )
@@ -32,13 +31,7 @@ def planned(name, ptxas_version):
   shape = matmul_shapes.product("bf16", "nvfp4", 4, 1024, 1024)
   config = tiles_by_rule.default_config(shape, architecture, core_count=8)
   launch = matmul_plans.plan(shape, config, architecture)[0]
-  kernel = compile.compile_launch(
-    block_scaled_matmul.KERNELS[launch.kernel],
-    launch,
-    matmul_plans.signature(launch, shape),
-    architecture,
-  )
-  return launch, kernel.assembly
+  return launch, compile.compile_matmul(launch, shape, architecture).assembly
 
 
 class ConversionCompileTest(parameterized.TestCase):

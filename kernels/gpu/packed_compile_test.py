@@ -17,7 +17,6 @@ _PROGRAM = """
 import dataclasses
 import sys
 from jaxplugin.kernels import architectures
-from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.lab.inspection import compile
@@ -40,9 +39,7 @@ for lhs, rhs in (packed, packed), ("int8_f16_32", packed), (packed, "mxfp8"):
   ):
     launch = matmul_plans.plan(shape, config, architecture)[0]
     print(launch.name, flush=True)
-    kernel = block_scaled_matmul.KERNELS[launch.kernel]
-    signature = matmul_plans.signature(launch, shape)
-    compile.compile_launch(kernel, launch, signature, architecture)
+    compile.compile_matmul(launch, shape, architecture)
 """
 
 

@@ -12,12 +12,11 @@ import re
 import pytest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import (
-  block_scaled_matmul,
   configs,
   matmul_plans,
   tiles_by_rule,
 )
-from jaxplugin.kernels.gpu.ragged import plans, ragged_matmul
+from jaxplugin.kernels.gpu.ragged import plans
 
 from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import compile
@@ -83,20 +82,14 @@ def ptx(key, waits=True):
   if isinstance(shape, plans.RaggedShape):
     config = plans.default_config(shape, HOPPER, core_count=CORES)
     launch = plans.plan(shape, config, HOPPER)[0]
-    kernel = ragged_matmul.KERNELS[launch.kernel]
   else:
     config = tiles_by_rule.default_config(shape, HOPPER, core_count=CORES)
     launch = matmul_plans.plan(shape, config, HOPPER)[0]
-    kernel = block_scaled_matmul.KERNELS[launch.kernel]
   (constexprs,) = launch.constexprs
   name, tiling = constexprs
   constexprs = ((name, dataclasses.replace(tiling, waits=waits)),)
-  return compile.compile_launch(
-    kernel,
-    dataclasses.replace(launch, constexprs=constexprs),
-    matmul_plans.signature(launch, shape),
-    HOPPER,
-  ).assembly
+  launch = dataclasses.replace(launch, constexprs=constexprs)
+  return compile.compile_matmul(launch, shape, HOPPER).assembly
 
 
 class Case(parameterized.TestCase):

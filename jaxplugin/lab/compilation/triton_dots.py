@@ -15,7 +15,6 @@ from jaxplugin.core import decisions, targets
 from jaxplugin.dot import problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels import launching
-from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.runtime import triton_library
 
 
@@ -173,9 +172,6 @@ def compile_dot(
     )
   try:
     compile_lib = importlib.import_module("jaxplugin.lab.inspection.compile")
-    matmul = importlib.import_module(
-      "jaxplugin.kernels.gpu.block_scaled_matmul"
-    )
   except ImportError as error:
     raise NotImplementedError(
       f"compile: needs triton, which cannot be imported ({error}); pip install"
@@ -187,12 +183,7 @@ def compile_dot(
   kernels = []
   for launch in launches:
     try:
-      kernel = compile_lib.compile_launch(
-        matmul.KERNELS[launch.kernel],
-        launch,
-        matmul_plans.signature(launch, shape),
-        architecture,
-      )
+      kernel = compile_lib.compile_matmul(launch, shape, architecture)
     except compile_lib.CompileError as error:
       raise RuntimeError(f"compile: {error}") from error
     if kernel.limit_error is not None:

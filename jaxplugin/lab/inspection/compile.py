@@ -23,11 +23,14 @@ from triton.backends import compiler as backends_compiler
 from triton.compiler import compiler
 
 from jaxplugin.kernels import architectures, launching
+from jaxplugin.kernels.gpu import block_scaled_matmul, configs, matmul_plans
+from jaxplugin.kernels.gpu.ragged import ragged_matmul
 from jaxplugin.lab.inspection import machine_code, simulation
 
 POINTER_ALIGNMENT_BYTES: Final = 16
 REGISTER_GRANULE: Final = 8  # registers of a thread are rounded up to this
 _RESERVED_SHARED_MEMORY_BYTES: Final = 1024
+_MATMULS: Final = block_scaled_matmul.KERNELS | ragged_matmul.KERNELS
 
 
 class CompileError(Exception):
@@ -268,6 +271,24 @@ def compile_launch(
     num_stages=launch.num_stages,
     fp_fusion=launch.fp_fusion,
   )
+
+
+def compile_matmul(
+  launch: launching.Launch,
+  shape: configs.MatmulShape,
+  target: str | architectures.Architecture,
+  **dtypes: str,
+) -> CompiledKernel:
+  """Compiles the kernel of a launch that `matmul_plans` or `plans` planned.
+
+  Args:
+    launch: the launch.
+    shape: the planned matmul.
+    target: see `compile_kernel`.
+    **dtypes: as for `matmul_plans.signature`.
+  """
+  signature = matmul_plans.signature(launch, shape, **dtypes)
+  return compile_launch(_MATMULS[launch.kernel], launch, signature, target)
 
 
 def _check_arguments(

@@ -15,7 +15,6 @@ import numpy as np
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching as planned
 from jaxplugin.kernels.gpu import (
-  block_scaled_matmul,
   configs,
   matmul_plans,
   quantized_plans,
@@ -27,7 +26,6 @@ from jaxplugin.kernels.gpu.quantization import (
   quantize_plans,
 )
 from jaxplugin.kernels.gpu.ragged import plans as ragged_plans
-from jaxplugin.kernels.gpu.ragged import ragged_matmul
 from jaxplugin.lab.inspection import compile as kernel_compile
 from jaxplugin.lab.inspection.ptx import launching
 from jaxplugin.testing.kernels import gpu_operands
@@ -47,7 +45,6 @@ _TRITON_DTYPES: Final = {
   "int32": "*i32",
   "uint32": "*u32",
 }
-_KERNELS: Final = block_scaled_matmul.KERNELS | ragged_matmul.KERNELS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,12 +139,7 @@ class Product:
 def _compiled(
   architecture: str, launch: planned.Launch, shape: configs.MatmulShape
 ) -> Any:
-  return kernel_compile.compile_launch(
-    _KERNELS[launch.kernel],
-    launch,
-    matmul_plans.signature(launch, shape),
-    architecture,
-  )
+  return kernel_compile.compile_matmul(launch, shape, architecture)
 
 
 def dense(operand: gpu_operands.Operand) -> gpu_operands.Operand:

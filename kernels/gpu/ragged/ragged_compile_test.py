@@ -6,8 +6,8 @@ import functools
 
 import pytest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import constraints, matmul_plans
-from jaxplugin.kernels.gpu.ragged import plans, ragged_matmul
+from jaxplugin.kernels.gpu import constraints
+from jaxplugin.kernels.gpu.ragged import plans
 
 from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import compile
@@ -71,12 +71,7 @@ def compiled(key):
   config = plans.default_config(shape, architecture, core_count=CORES)
   launches = plans.plan(shape, config, architecture)
   kernels = [
-    compile.compile_launch(
-      ragged_matmul.KERNELS[launch.kernel],
-      launch,
-      matmul_plans.signature(launch, shape, bias_dtype="bf16"),
-      architecture,
-    )
+    compile.compile_matmul(launch, shape, architecture, bias_dtype="bf16")
     for launch in launches
   ]
   return list(zip(launches, kernels, strict=True)), config

@@ -14,7 +14,6 @@ from absl.testing import parameterized
 
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels.gpu import (
-  block_scaled_matmul,
   constraints,
   matmul_plans,
   quantized_plans,
@@ -95,12 +94,7 @@ class QuantizedResultTest(executed_cases.Case):
     launches = matmul_plans.plan(shape, config, architecture)
     rows = quantize_cases.with_given_scale(shape.m, shape.n, result)
     plain, quantized = (
-      compile.compile_launch(
-        block_scaled_matmul.KERNELS[launch.kernel],
-        launch,
-        matmul_plans.signature(launch, shape),
-        architecture,
-      )
+      compile.compile_matmul(launch, shape, architecture)
       for launch in (
         *launches,
         *quantized_plans.plan(launches, rows, architecture),
