@@ -102,7 +102,13 @@ def _dequantize_straight_through_jvp(
   result = _dequantize_straight_through(dtype, x)
   terms = [tangents.tangent_of(function, bare, bare_tangent)]
   if not tangents.is_constant(tangent.surrogate):
-    terms.append(tangent.surrogate.astype(result.dtype))
+    surrogate = tangent.surrogate.astype(result.dtype)
+    if explicit_axes.mesh_of([surrogate]) is not None:
+      # An axis that cuts blocks is not in the type of the result.
+      surrogate = explicit_axes.reshard(
+        surrogate, explicit_axes.spec_of(result)
+      )
+    terms.append(surrogate)
   present = [term for term in terms if term is not None]
   return result, sum(present, start=jnp.zeros_like(result))
 

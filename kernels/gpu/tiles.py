@@ -276,7 +276,9 @@ def load_scale(base, row, k, TILE: tl.constexpr):
   TILE `shrinks_overlap`, codes are also 0 in blocks that the previous step has
   read. The other operand is 0 there, and values times 2^-127 are finite.
   """
-  vec_size: tl.constexpr = TILE.operand.values_per_scale
+  # A tile may be longer than a row that has one scale.
+  least: tl.constexpr = TILE.block_k if TILE.operand.scales_sums else 1
+  vec_size: tl.constexpr = max(TILE.operand.values_per_scale, least)
   strides: tl.constexpr = TILE.operand.scale_strides
   columns: tl.constexpr = TILE.block_k // vec_size
   if not TILE.operand.is_swizzled:

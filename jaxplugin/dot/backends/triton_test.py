@@ -137,6 +137,8 @@ class HopperRowsTest(interpreted.RecordedTestCase, dot_rows.DotRowsTestCase):
     "fp8_128x128 by fp8_128x128, 70 rows",
     "bfloat16 by int4_32, 5 rows",
     "mxfp8 by int8_row, 5 rows",
+    "float32 by int8_row, 4 rows",
+    "bfloat16 by int4_32, 4 rows",
   )
 
   def dot(self, *args, **kwargs):

@@ -57,6 +57,25 @@ class ExplicitTest(explicit.ExplicitTestCase):
       self.assertEqual(_specs(result), [expected, expected])
       self.assertEqual(jax.typeof(back).sharding.spec, expected)
 
+  def test_blocks_that_an_axis_cuts_have_a_gradient(self):
+    weight = np.arange(X.size, dtype=np.float32).reshape(X.shape)
+    for format in ("int8_row", "fp8_1x128", "fp8_128x128", "uint4_128"):
+
+      def function(x, format=format):
+        x_q = jp.quantize(x, format, derivative="straight_through")
+        return (jp.dequantize(x_q) * weight).sum(), x_q
+
+      call = jax.jit(jax.grad(function, has_aux=True))
+      expected, whole = call(X)
+      for spec in (P(None, "a"), P("b", "a")):
+        with self.subTest(format=format, spec=spec), jax.set_mesh(self.mesh):
+          gradient, x_q = call(self.put(X, spec))
+          contract.assert_same_bits(
+            x_q.without_surrogate(), whole.without_surrogate()
+          )
+          np.testing.assert_array_equal(gradient, expected)
+          self.assertEqual(jax.typeof(gradient).sharding.spec, spec)
+
   def test_one_maximum_and_no_other_collective(self):
     with jax.set_mesh(self.mesh):
       x = self.put(X, P("a", "b"))

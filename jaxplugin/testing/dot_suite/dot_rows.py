@@ -172,14 +172,14 @@ def _fp6() -> dict[str, Row]:
 
 
 def _checkpoints() -> dict[str, Row]:
-  """Formats of checkpoints; k is not a multiple of 128."""
+  """Formats of checkpoints; k is not a multiple of 128, or it is one block."""
   rows = {}
-  for format, m in itertools.product(
-    formats.NAMED[len(formats.KNOWN) :], (5, 70)
+  for format, (m, k) in itertools.product(
+    formats.NAMED[len(formats.KNOWN) :], ((5, 576), (70, 576), (4, None))
   ):
     if format.offset_dtype is not None:
       continue  # kernels do not read it
-    n, k = 40, 576
+    n, k = 40, k or format.along(64).block_size
     w = side(format, n, k, storage="scaled_array")
     for kind in (contract.F32, contract.BF16, jp.MXFP8, format):
       rows[f"{getattr(kind, 'name', kind)} by {format.name}, {m} rows"] = Row(
