@@ -103,11 +103,9 @@ def _dequantize_straight_through_jvp(
   terms = [tangents.tangent_of(function, bare, bare_tangent)]
   if not tangents.is_constant(tangent.surrogate):
     surrogate = tangent.surrogate.astype(result.dtype)
-    if explicit_axes.mesh_of([surrogate]) is not None:
+    if mesh_axes.mesh_of([surrogate]) is not None:
       # An axis that cuts blocks is not in the type of the result.
-      surrogate = explicit_axes.reshard(
-        surrogate, explicit_axes.spec_of(result)
-      )
+      surrogate = mesh_axes.reshard(surrogate, mesh_axes.spec_of(result))
     terms.append(surrogate)
   present = [term for term in terms if term is not None]
   return result, sum(present, start=jnp.zeros_like(result))

@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.core import blocking, formats
-from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.quantization import codes, operations
 
 PackageRule = Literal["ggml", "compressed_tensors"]
@@ -65,7 +65,7 @@ def _quantize(
   packed: bool,
   rule: str | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  x = explicit_axes.divided(x, axis, format.block_size)
+  x = mesh_axes.divided(x, axis, format.block_size)
   size = x.shape[axis]
   count = blocking.divide_up(size, format.block_size)
   x = _flushed(x.astype(jnp.float32))
