@@ -135,19 +135,19 @@ class AccuracyTest(parameterized.TestCase):
     most = bound("bf16", "mxfp8", rows, isa)
     self.assertLessEqual(worst(lhs, rhs, isa), most)
 
-  @testing.each(name=testing.QUANTIZED)
+  @testing.each(name=(*testing.QUANTIZED, *testing.CHECKPOINTS))
   def test_floats_against_weights(self, isa, name):
     """Products with floats are rounded, too."""
     rng = np.random.default_rng(1)
-    for k in (544, 4096):
+    for k, plain in itertools.product((544, 4096), ("f32", "bf16")):
       for rows in ROWS:
-        rhs = testing.gaussians(name, (1, 9, k), rng, 1)
+        rhs = testing.any_side(name, (1, 9, k), rng, False)
         large = 2.0 ** rng.uniform(18, 26, (1, rows, 1))
         values = rng.uniform(0.5, 1, (1, rows, k)) * np.sign(rhs.exact[:, :1])
         values[..., :1] *= large
-        lhs = testing.Side("f32", values, None)
-        most = bound("f32", name, rows, isa)
-        self.assertLessEqual(worst(lhs, rhs, isa), most, (k, rows))
+        lhs = testing.Side(plain, values, None)
+        most = bound(plain, name, rows, isa)
+        self.assertLessEqual(worst(lhs, rhs, isa), most, (k, rows, plain))
 
   @testing.each(rows=(5, 17))
   def test_all_roundings_of_a_sum_may_go_up(self, isa, rows):

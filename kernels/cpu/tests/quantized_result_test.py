@@ -150,23 +150,16 @@ class QuantizedResultTest(parameterized.TestCase):
     groups = len(row.sizes)
     lhs = testing.gaussians(row.lhs, (m, k), rng, row.spread)
     rhs = testing.gaussians(row.rhs, (groups, n, k), rng, row.spread)
-    arrays = (lhs.values, lhs.scale, rhs.values, rhs.scale)
-    arrays += (np.array(row.sizes, np.int32),)
+    operands = (lhs, rhs, row.sizes)
     if row.has_epilogue:
-      arrays += (
+      operands += (
         rng.uniform(1, 2, (1, groups)).astype(np.float32),
         rng.standard_normal((groups, n)).astype(np.float32),
       )
-    options = {
-      **testing.operand(lhs, "lhs_"),
-      **testing.operand(rhs, "rhs_"),
-      "shape": (m, n // 2 if row.activation in testing.GATES else n),
-      "activation": row.activation,
-      "isa": isa,
-    }
+    options = {"activation": row.activation, "isa": isa}
     out = testing.QuantizedResult(row.out, row.global_scale)
-    expected = out.of(testing.ragged_dot(*arrays, **options), isa)
-    got = testing.ragged_dot(*arrays, out=out, **options)
+    expected = out.of(testing.call_ragged(*operands, **options), isa)
+    got = testing.call_ragged(*operands, out=out, **options)
     self.assert_same(got, expected)
 
   def test_a_call_with_wrong_results_is_an_error(self):

@@ -229,18 +229,6 @@ class RaggedTest(parameterized.TestCase):
 
   SIZES = (1, 0, 9, 3)
 
-  def ragged(self, lhs: testing.Side, rhs: testing.Side, **options):
-    return testing.ragged_dot(
-      lhs.values,
-      lhs.scale,
-      rhs.values,
-      rhs.scale,
-      np.asarray(self.SIZES, np.int32),
-      **testing.operand(lhs, "lhs_"),
-      **testing.operand(rhs, "rhs_"),
-      **options,
-    )
-
   @parameterized.product(
     name=("mxfp4", "nvfp4", "int8_32", "int4_128"),
     isa=QUANTIZING,
@@ -258,11 +246,13 @@ class RaggedTest(parameterized.TestCase):
         lhs = testing.Side("f32", x, None)
         lhs.values = x
         options = {"isa": isa, "activation": activation}
-        got = self.ragged(lhs, rhs, quantize_rows=1, **options)
+        got = testing.call_ragged(
+          lhs, rhs, self.SIZES, quantize_rows=1, **options
+        )
         # Each group keeps its rows of floats if they are few.
         own = quantized(x.astype(np.float32))
-        in_int8 = self.ragged(own, rhs, **options)
-        in_floats = self.ragged(lhs, rhs, **options)
+        in_int8 = testing.call_ragged(own, rhs, self.SIZES, **options)
+        in_floats = testing.call_ragged(lhs, rhs, self.SIZES, **options)
         self.assertTrue((in_int8 != in_floats).any())
         ends = np.cumsum(self.SIZES)
         for start, end in zip((0, *ends), (*ends, 15), strict=True):
@@ -277,7 +267,7 @@ class RaggedTest(parameterized.TestCase):
     with self.assertRaisesRegex(
       testing.HandlerError, "quantize_rows must be 0 or 1, got 2"
     ):
-      self.ragged(lhs, rhs, quantize_rows=2)
+      testing.call_ragged(lhs, rhs, self.SIZES, quantize_rows=2)
 
 
 class UnquantizedRowsTest(parameterized.TestCase):

@@ -8,6 +8,7 @@ The library is the same as in dot_handler_test.py.
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import pathlib
 import sys
 
@@ -21,6 +22,7 @@ import testing
 BF16, E4M3, E8M0 = testing.BF16, testing.E4M3, testing.E8M0
 FORMATS, QUANTIZED, ISAS = testing.FORMATS, testing.QUANTIZED, testing.ISAS
 integers, gaussians = testing.integers, testing.gaussians
+call = testing.call_ragged
 
 SWIGLU, SWIGLUOAI = testing.GATES
 # (rhs, lhs): each format as weights; pairs of formats; rows of floats.
@@ -56,40 +58,26 @@ def taken(sizes, rows=ROWS):
     row += count
 
 
-def call(lhs, rhs, sizes, *args, activation=0, **kwargs):
-  columns = rhs.exact.shape[1] // (2 if activation in testing.GATES else 1)
-  return testing.ragged_dot(
-    lhs.values,
-    lhs.scale,
-    rhs.values,
-    rhs.scale,
-    np.asarray(sizes, np.int32),
-    *args,
-    lhs_block_size=lhs.block,
-    rhs_block_size=rhs.block,
-    activation=activation,
-    shape=(len(lhs.exact), columns),
-    **kwargs,
-  )
+def part(side, at):
+  """Returns some rows of a matrix, or a matrix of a stack, as a batch of 1."""
+  found = copy.copy(side)
+  for name in ("values", "scale", "exact"):
+    array = getattr(side, name)
+    setattr(found, name, None if array is None else array[at][None])
+  return found
 
 
 def by_groups(lhs, rhs, sizes, factors=None, bias=None, **kwargs):
   """Calls the dot's handler for each group. Other rows are zeros."""
   dtype = kwargs.get("dtype", np.float32)
   out = np.zeros((len(lhs.exact), rhs.exact.shape[1]), dtype)
-  part = lambda x, i: None if x is None else x[i]
   for group, row, count in taken(sizes, len(lhs.exact)):
     rows = slice(row, row + count)
-    out[rows] = testing.dot(
-      lhs.values[None, rows],
-      part(lhs.scale, (None, rows)),
-      rhs.values[group][None],
-      part(rhs.scale, group)[None],
-      part(factors, (Ellipsis, group)),
-      part(bias, group),
-      lhs_block_size=lhs.block,
-      rhs_block_size=rhs.block,
-      shape=(1, count, rhs.exact.shape[1]),
+    out[rows] = testing.call(
+      part(lhs, rows),
+      part(rhs, group),
+      None if factors is None else factors[..., group],
+      None if bias is None else bias[group],
       **kwargs,
     )[0]
   return out
@@ -122,11 +110,15 @@ class RaggedDotTest(parameterized.TestCase):
       got = call(lhs, rhs, sizes, isa=isa)
       np.testing.assert_array_equal(got, oracle(lhs, rhs, sizes), str(sizes))
 
-  @testing.each(pair=PAIRS)
+  @testing.each(pair=(*PAIRS, *((name, name) for name in testing.CHECKPOINTS)))
   def test_groups_have_the_bits_of_their_dots(self, pair, isa):
     rng = np.random.default_rng(1)
-    rhs = gaussians(pair[0], (5, 45, 544), rng, 20, packed=True)
-    lhs = gaussians(pair[1], (ROWS, 544), rng, 20)
+    rhs, lhs = (
+      testing.checkpoint(name, shape, rng, packed=True)
+      if name in testing.CHECKPOINTS
+      else gaussians(name, shape, rng, 20, packed=True)
+      for name, shape in zip(pair, ((5, 45, 544), (ROWS, 544)), strict=True)
+    )
     bias = rng.standard_normal((5, 45)).astype(np.float32)
     factors = rng.uniform(0.5, 2, (2, 5)).astype(np.float32)
     for i, sizes in enumerate(SIZES[:4]):

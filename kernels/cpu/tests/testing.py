@@ -265,34 +265,14 @@ def dot(
   bias=None,
   residual=None,
   *,
-  dtype=np.float32,
   shape=None,
-  rhs_offset=None,
-  out=None,
-  attributes=None,
   **options,
 ):
-  """Calls jaxplugin_block_scaled_dot; README.md describes its operands.
-
-  `attributes` are added to the other attributes, or replace them. With `out`
-  the result is quantized.
-  """
+  """Calls jaxplugin_block_scaled_dot; README.md describes its operands."""
   if shape is None:
     shape = (lhs.shape[0], lhs.shape[1], rhs.shape[1])
-  return _handle(
-    "jaxplugin_block_scaled_dot",
-    [
-      *_present(lhs, lhs_scale, rhs, rhs_scale, global_scale, bias, residual),
-      *([] if rhs_offset is None else [rhs_offset]),
-      *([] if out is None else out.arguments()),
-    ],
-    jax.ShapeDtypeStruct(shape, dtype) if out is None else out.results(shape),
-    _DOT_OPTIONS
-    | _elements(lhs=lhs, rhs=rhs)
-    | (out.attributes() if out else {})
-    | options
-    | (attributes or {}),
-  )
+  arrays = lhs, lhs_scale, rhs, rhs_scale, global_scale, bias, residual
+  return _product("jaxplugin_block_scaled_dot", arrays, shape, **options)
 
 
 def ragged_dot(
@@ -304,26 +284,38 @@ def ragged_dot(
   global_scale=None,
   bias=None,
   *,
-  dtype=np.float32,
   shape=None,
+  **options,
+):
+  """Calls jaxplugin_ragged_dot; README.md describes its operands."""
+  if shape is None:
+    is_gated = options.get("activation") in GATES
+    shape = (lhs.shape[0], rhs.shape[1] // (2 if is_gated else 1))
+  arrays = lhs, lhs_scale, rhs, rhs_scale, group_sizes, global_scale, bias
+  return _product("jaxplugin_ragged_dot", arrays, shape, **options)
+
+
+def _product(
+  name,
+  arrays,
+  shape,
+  *,
+  dtype=np.float32,
   rhs_offset=None,
   out=None,
   attributes=None,
   **options,
 ):
-  """Calls jaxplugin_ragged_dot; README.md describes its operands.
+  """Calls a handler.
 
   `attributes` are added to the other attributes, or replace them. With `out`
   the result is quantized.
   """
-  if shape is None:
-    is_gated = options.get("activation") in GATES
-    shape = (lhs.shape[0], rhs.shape[1] // (2 if is_gated else 1))
+  lhs, _, rhs, *_ = arrays
   return _handle(
-    "jaxplugin_ragged_dot",
+    name,
     [
-      *_present(lhs, lhs_scale, rhs, rhs_scale),
-      *_present(group_sizes, global_scale, bias),
+      *_present(*arrays),
       *([] if rhs_offset is None else [rhs_offset]),
       *([] if out is None else out.arguments()),
     ],
@@ -651,14 +643,19 @@ def any_side(name, shape, rng, exact) -> Side:
 
 def call(lhs: Side, rhs: Side, *args, **kwargs) -> np.ndarray:
   return dot(
-    lhs.values,
-    lhs.scale,
-    rhs.values,
-    rhs.scale,
-    *args,
+    *(lhs.values, lhs.scale, rhs.values, rhs.scale, *args),
     **operand(lhs, "lhs_"),
     **operand(rhs, "rhs_"),
-    shape=(*lhs.exact.shape[:2], rhs.exact.shape[1]),
+    **kwargs,
+  )
+
+
+def call_ragged(lhs: Side, rhs: Side, sizes, *args, **kwargs) -> np.ndarray:
+  return ragged_dot(
+    *(lhs.values, lhs.scale, rhs.values, rhs.scale),
+    *(np.asarray(sizes, np.int32), *args),
+    **operand(lhs, "lhs_"),
+    **operand(rhs, "rhs_"),
     **kwargs,
   )
 
