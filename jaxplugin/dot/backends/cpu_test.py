@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import ctypes
 import dataclasses
 import functools
@@ -35,8 +34,6 @@ TARGET = jp.detect_target("cpu")
 needs_library = absltest.skipIf(
   TARGET.cpu_kernels is None, TARGET.missing(targets.CPU_KERNELS)
 )
-NUM_THREADS = 8
-CALLS_PER_THREAD = 20
 RULE = cpu.CpuConfig()
 
 
@@ -213,81 +210,41 @@ class FastestPrecisionTest(parameterized.TestCase):
     np.testing.assert_array_equal(again.call(self.x, self.q), expected)
 
 
-@needs_library
-class ThreadsTest(absltest.TestCase):
-  @pytest.mark.full
-  def test_calls_from_several_threads_give_the_same_bits(self):
-    rng = np.random.default_rng(0)
-    functions = []
-    for format in formats.FORMATS:
-      for m in (1, 17):
-        x = jp.quantize(jnp.asarray(rng.normal(size=(m, 512))), format)
-        w = jp.quantize(jnp.asarray(rng.normal(size=(65, 512))), format)
-        compiled = jax.jit(jp.block_scaled_dot).lower(x, w).compile()
-        functions.append(lambda f=compiled, x=x, w=w: np.asarray(f(x, w)))
-    expected = [f().tobytes() for f in functions]
-
-    def run(seed):
-      order = np.random.default_rng(seed).integers(
-        0, len(functions), CALLS_PER_THREAD
-      )
-      return [functions[i]().tobytes() == expected[i] for i in order]
-
-    with concurrent.futures.ThreadPoolExecutor(NUM_THREADS) as pool:
-      for same in pool.map(run, range(NUM_THREADS)):
-        self.assertTrue(all(same))
+# Dimension numbers of products with square blocks.
+LAST, FIRST = (((1,), (1,)), ((), ())), (((1,), (0,)), ((), ()))
+BATCHED, MERGED = (((2,), (2,)), ((0,), (0,))), (((2,), (1,)), ((), ()))
 
 
 @needs_library
 class SquareBlocksTest(parameterized.TestCase):
-  @parameterized.parameters(
-    ((1, 520), (300, 520), (((1,), (1,)), ((), ()))),
-    ((300, 520), (2, 520), (((1,), (1,)), ((), ()))),
-    ((2, 5, 130), (2, 256, 130), (((2,), (2,)), ((0,), (0,)))),
-  )
-  def test_scales_of_square_blocks_are_read_as_they_are(self, *case):
-    rng = np.random.default_rng(0)
-    lhs, rhs = (
-      jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in case[:2]
-    )
-    if lhs.shape[0] == 300:
-      lhs = jp.quantize(lhs, jp.FP8_128X128)
-    else:
-      rhs = jp.quantize(rhs, jp.FP8_128X128)
-    dot = jax.jit(
-      functools.partial(jp.block_scaled_dot, dimension_numbers=case[2])
-    )
-    self.assertIn("hs_scale_rows = 128", dot.lower(lhs, rhs).as_text())
-    in_rows = [
-      x if isinstance(x, jax.Array) else x.in_rows() for x in (lhs, rhs)
-    ]
-    np.testing.assert_array_equal(dot(lhs, rhs), dot(*in_rows))
-
-  def test_square_blocks_are_contracted_along_their_rows(self):
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.standard_normal((70, 300)), jnp.float32)
-    w = jnp.asarray(rng.standard_normal((300, 520)), jnp.float32)
-    w = jp.quantize(w, jp.FP8_128X128)
-    dot = jax.jit(
-      functools.partial(
-        jp.block_scaled_dot, dimension_numbers=(((1,), (0,)), ((), ()))
-      )
-    )
-    self.assertIn("rhs_scale_rows = 128", dot.lower(x, w).as_text())
-    expected = jp.block_scaled_dot(x, w.T.in_rows())
-    np.testing.assert_array_equal(dot(x, w), expected)
-
-  def test_square_blocks_of_merged_rows_have_repeated_scales(self):
+  @parameterized.named_parameters(
+    ("of_rhs", (1, 520), (300, 520), LAST, "rhs"),
+    ("of_lhs", (300, 520), (2, 520), LAST, "lhs"),
+    ("of_a_batch", (2, 5, 130), (2, 256, 130), BATCHED, "rhs"),
+    ("along_their_rows", (70, 300), (300, 520), FIRST, "rhs"),
     # The second matrix begins inside of a block of the merged rows.
-    w = jp.quantize(jnp.ones((2, 100, 256)), jp.FP8_128X128)
-    x = jnp.ones((3, 256))
+    ("of_merged_rows", (2, 100, 256), (3, 256), MERGED, "lhs", False),
+  )
+  def test_scales_are_read_as_they_are(
+    self, lhs, rhs, numbers, square, is_read=True
+  ):
+    rng = np.random.default_rng(0)
+    sides = {
+      name: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+      for name, shape in (("lhs", lhs), ("rhs", rhs))
+    }
+    sides[square] = jp.quantize(sides[square], jp.FP8_128X128)
     dot = jax.jit(
-      functools.partial(
-        jp.block_scaled_dot, dimension_numbers=(((2,), (1,)), ((), ()))
-      )
+      functools.partial(jp.block_scaled_dot, dimension_numbers=numbers)
     )
-    self.assertNotIn("scale_rows", dot.lower(w, x).as_text())
-    np.testing.assert_array_equal(dot(w, x), np.full((2, 100, 3), 256))
+    text = dot.lower(*sides.values()).as_text()
+    self.assertEqual(f"{square}_scale_rows = 128" in text, is_read)
+    floats = dict(sides)
+    floats[square] = jp.dequantize(sides[square])
+    exact = contract.dot(
+      *(np.asarray(x, np.float64) for x in floats.values()), numbers
+    )
+    contract.assert_dot(dot(*sides.values()), *exact)
 
 
 class GateTest(parameterized.TestCase):
