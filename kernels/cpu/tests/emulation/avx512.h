@@ -14,8 +14,7 @@
 // example masked loads, which must not read masked bytes. Its vdpbf16ps rounds
 // differently, and its aligned accesses allow any address.
 //
-// avx512_test.cc compares all intrinsics with AVX2's instructions or models,
-// and with AVX-512's instructions if the machine has them.
+// kernels_test.cc compares the results of the emulated kernels with float64.
 
 #ifndef JAXPLUGIN_KERNELS_CPU_EMULATION_AVX512_H_
 #define JAXPLUGIN_KERNELS_CPU_EMULATION_AVX512_H_

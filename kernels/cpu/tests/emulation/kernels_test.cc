@@ -79,6 +79,7 @@ Bits BitsOf(Format format) {
     case Format::kE2M3: return {2, 3, 1};
     case Format::kE3M2: return {3, 2, 3};
     case Format::kE2M1: return {2, 1, 1};
+    case Format::kF16: return {5, 10, 15};
     default: break;
   }
   std::abort();
@@ -102,7 +103,8 @@ double Value(Format format, uint32_t code) {
                        exponent - bits.bias - bits.mantissa);
   if (format == Format::kE4M3) {
     if (exponent == top && mantissa == ones) value = kNan;
-  } else if (format == Format::kE5M2 && exponent == top) {
+  } else if ((format == Format::kE5M2 || format == Format::kF16) &&
+             exponent == top) {
     value = mantissa == 0 ? HUGE_VAL : kNan;
   }
   return negative ? -value : value;
@@ -110,6 +112,7 @@ double Value(Format format, uint32_t code) {
 
 double ScaleValue(ScaleKind kind, int code) {
   if (kind == ScaleKind::kE4M3) return Value(Format::kE4M3, code);
+  if (kind == ScaleKind::kF16) return Value(Format::kF16, code);
   return code == 255 ? kNan : std::ldexp(1.0, code - 127);
 }
 
@@ -145,7 +148,7 @@ struct Side {
   Side(Format format, ScaleKind kind, int64_t rows, int64_t k, bool any,
        Random* random)
       : values(static_cast<size_t>(rows * RowBytes(format, k))),
-        scale(static_cast<size_t>(rows * Columns(kind, k))),
+        scale(static_cast<size_t>(rows * Columns(kind, k)) * ScaleSize(kind)),
         exact(static_cast<size_t>(rows * k)) {
     const int64_t block = Block(kind);
     operand = {format,  kind, values.data(), scale.data(),       rows, k,
@@ -153,13 +156,19 @@ struct Side {
                nullptr, OffsetKind::kF32, 0};
     for (int64_t i = 0; i < rows * Columns(kind, k); ++i) {
       static constexpr int kE4M3Codes[] = {0x30, 0x38, 0x40};
+      static constexpr int kF16Codes[] = {0x3800, 0x3c00, 0xc000};
       const int small = kind == ScaleKind::kE8M0 ? 126 + random->Below(3)
-                                                 : random->Of(kE4M3Codes);
+                        : kind == ScaleKind::kF16 ? random->Of(kF16Codes)
+                                                  : random->Of(kE4M3Codes);
       // Every second row has no extreme scales, but may have NaN scales.
       const bool wild = any && i / Columns(kind, k) % 2 == 0;
-      const int nan = kind == ScaleKind::kE8M0 ? 255 : 0x7f;
+      const int nan = kind == ScaleKind::kE8M0  ? 255
+                      : kind == ScaleKind::kF16 ? 0x7e00
+                                                : 0x7f;
       const int tame = any && random->Below(50) == 0 ? nan : small;
-      scale.data()[i] = static_cast<uint8_t>(wild ? random->Below(256) : tame);
+      const int codes = 1 << 8 * ScaleSize(kind);
+      const int code = wild ? random->Below(codes) : tame;
+      std::memcpy(scale.data() + i * ScaleSize(kind), &code, ScaleSize(kind));
     }
     uint32_t integers[2][5];  // codes of 0..4 and of 0..-4
     const uint32_t sign = 1u << (BitCount(format) - 1);
@@ -181,8 +190,11 @@ struct Side {
       Store(i, code);
       double factor = 1;
       if (kind != ScaleKind::kNone) {
-        factor = ScaleValue(
-            kind, scale.data()[i / k * Columns(kind, k) + i % k / block]);
+        const int64_t at = i / k * Columns(kind, k) + i % k / block;
+        int scale_code = 0;
+        std::memcpy(&scale_code, scale.data() + at * ScaleSize(kind),
+                    ScaleSize(kind));
+        factor = ScaleValue(kind, scale_code);
       }
       exact[static_cast<size_t>(i)] = decoded[code] * factor;
     }
@@ -212,7 +224,10 @@ Format RandomFormat(ScaleKind* kind, Random* random) {
       Format::kE4M3, Format::kE5M2, Format::kE2M1, Format::kE2M1,
       Format::kE2M3, Format::kE3M2, Format::kInt8, Format::kInt4};
   const int i = random->Below(8);
-  *kind = i == 3 ? ScaleKind::kE4M3 : ScaleKind::kE8M0;
+  // Integers often have scales of wider floats.
+  *kind = i == 3                              ? ScaleKind::kE4M3
+          : i >= 6 && random->Below(2) == 1 ? ScaleKind::kF16
+                                              : ScaleKind::kE8M0;
   return kFormats[i];
 }
 
