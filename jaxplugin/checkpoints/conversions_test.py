@@ -241,27 +241,6 @@ class ModeloptTest(parameterized.TestCase):
     np.testing.assert_array_equal(numbers_of(array), expected * rows)
 
 
-class GptOssTest(absltest.TestCase):
-  def test_ragged_dot_takes_experts(self):
-    values, scale, expected = tensors("mxfp4", E)
-    expected = expected[:, : N - 1] * 2.0**-6  # rows are gates and values
-    blocks = values[:, : N - 1].reshape(E, N - 1, K // 32, 16)
-    array = GPT_OSS(blocks, scale[:, : N - 1] - 6)
-    rng = np.random.default_rng(2)
-    x = (rng.standard_normal((6, K)) / 64).astype(np.float32)
-    sizes = [2, 0, 4]
-    y = jp.ragged_dot(x, array, jnp.int32(sizes), activation="swigluoai")
-    group = np.repeat(np.arange(E), sizes)
-    dots = np.einsum("mk,mnk->mn", x.astype(float), expected[group])
-    gate = np.minimum(dots[:, 0::2], 7)
-    value = np.clip(dots[:, 1::2], -7, 7)
-    want = gate / (1 + np.exp(-1.702 * gate)) * (value + 1)
-    # Error of f32 sums of such numbers, times the activation's slope of 8.
-    sums = np.einsum("mk,mnk->mn", np.abs(x), np.abs(expected[group])).max()
-    bound = 16 * SUM_TOLERANCE * sums + 1e-5 * np.abs(want).max()
-    np.testing.assert_allclose(np.asarray(y), want, rtol=0, atol=bound)
-
-
 class ComfyuiTest(parameterized.TestCase):
   def parts(self, format, n):
     """Returns the tensors of [n, 192] with padded rows, and the numbers."""

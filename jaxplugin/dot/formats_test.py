@@ -13,11 +13,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.testing import contract
 from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.oracles import recipes_oracle
 
-UNIT = 2.0**-24  # half of the spacing of f32 near 1
-BOUND = 16 * UNIT  # docs/concepts/numerics.md
 ROWS, COLUMNS, K = 5, 130, 576  # neither is a multiple of 128
 INT4_64 = jp.BlockFormat(
   name="int4_64",
@@ -49,11 +48,7 @@ def operand(seed, format, *shape):
 class FormatsTest(parameterized.TestCase):
   def assert_is_product(self, actual, lhs, rhs):
     """Checks actual = lhs @ rhs.T within the contract."""
-    lhs, rhs = floats(lhs), floats(rhs)
-    error = np.abs(np.asarray(actual, np.float64) - lhs @ rhs.T)
-    np.testing.assert_array_less(
-      error, BOUND * (np.abs(lhs) @ np.abs(rhs).T) + 1e-30
-    )
+    contract.assert_dot(actual, *contract.dot(floats(lhs), floats(rhs)))
 
 
 class DotTest(FormatsTest):
