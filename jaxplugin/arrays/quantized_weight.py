@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import jax
@@ -33,7 +33,7 @@ class QuantizedWeight:
   a kernel [k, n]. `accept_quantized` passes it to a function in its own shape.
   `linear` and `block_scaled_dot` accept `weight.array`. It is a pytree with the
   leaves of that array. Its leading dimensions (layers, experts) can be mapped,
-  scanned, sliced and stacked.
+  scanned, indexed (`weight[0]`) and stacked (`jax.tree.map(stack, ...)`).
 
   Attributes:
     array: `ScaledArray` [..., n, k], blocked along k. n holds the kept
@@ -170,6 +170,27 @@ class QuantizedWeight:
     dtype = self.dtype if dtype is None else dtype
     return self.restored(self.array.dequantize(dtype))
 
+  def __getitem__(self, index: Any) -> QuantizedWeight:
+    """Indexes leading dimensions (layers, experts) like `ScaledArray`.
+
+    Raises:
+      TypeError: If a dimension of the kernel is not taken whole.
+      IndexError: If an int is out of bounds, or there are too many indices.
+    """
+    ndim = self.array.ndim
+    why = "it has dimensions of the kernel; index weight.array or dequantize()"
+    wholes = {ndim - 2: why, ndim - 1: why}
+    scaled_array.leaf_indices(index, self.array.shape, wholes, (1,) * ndim)
+    array = self.array[index]
+    return self.tree_unflatten(self.tree_flatten()[1], (array,))
+
+  def __len__(self) -> int:
+    return self.shape[0]
+
+  def __iter__(self) -> Iterator[QuantizedWeight]:
+    """Returns an iterator over `self[i]` for the first leading dimension."""
+    return (self[i] for i in range(len(self)))
+
   def _refuse(self, *args: Any, **kwargs: Any) -> Any:
     raise TypeError(
       f"{_WHO}: this function needs a plain array, got {self!r}; pass it as an"
@@ -178,7 +199,7 @@ class QuantizedWeight:
     )
 
   # Operations of code that was written for plain arrays.
-  __array__ = __matmul__ = __rmatmul__ = __getitem__ = __mul__ = _refuse
+  __array__ = __matmul__ = __rmatmul__ = __mul__ = _refuse
   __rmul__ = __add__ = __radd__ = _refuse
   # Makes NumPy's operators call the methods above.
   __array_ufunc__ = None

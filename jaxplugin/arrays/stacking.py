@@ -196,9 +196,11 @@ def _checked(who: str, arrays: Any) -> list[scaled_array.ScaledArray]:
     raise ValueError(f"{who}: arrays must have at least one element, got none")
   for array in arrays:
     if not isinstance(array, scaled_array.ScaledArray):
+      is_weight = hasattr(array, "array")
+      remedy = "pass its array" if is_weight else "quantize it first"
       raise TypeError(
         f"{who}: arrays must be ScaledArrays, got {type(array).__name__};"
-        " quantize it first"
+        f" {remedy}"
       )
     scaled_array.require_global_scale(who, array)
   first = arrays[0]

@@ -89,6 +89,8 @@ _SCANNED_GROUPS: Final = (
   " other layers' groups to 0"
 )
 _HALF: Final = (formats.BF16, np.dtype(np.float16))
+# Custom calls that lowerings of this package emit.
+_KERNEL_CALLS: Final = ("jaxplugin_", "triton_kernel_call")
 _LOOP: Final = "stablehlo.while"
 _BRANCHES: Final = ("stablehlo.if", "stablehlo.case")
 _CALLEES: Final = {
@@ -326,8 +328,12 @@ def explain_module(
   """
   target = target or targets.current_target()
   calls, others = [], []
+  kernels: collections.Counter[str] = collections.Counter()
   with rewriter.readable(source):
     for operation, runs in runs_of(source):
+      if operation.name == "stablehlo.custom_call":
+        name = module_parsing.string(operation.attributes["call_target_name"])
+        kernels[name] += name.startswith(_KERNEL_CALLS)
       if module_calls.call_name(operation) is not None:
         calls.append(runs)
       elif (other := _explain_plain(operation, source, target)) is not None:
@@ -345,7 +351,14 @@ def explain_module(
       for run, count in (runs or {Run(): 1}).items()
     ]
   return report.Explanation(
-    dots=report.merged(explained), others=report.merged(others)
+    dots=report.merged(explained),
+    others=report.merged(others),
+    assumptions=tuple(
+      f"custom calls of {name} ({count} in the module) stay as they were"
+      " chosen when it was lowered; explain the function to see why"
+      for name, count in kernels.items()
+      if count
+    ),
   )
 
 

@@ -13,8 +13,9 @@ import numpy as np
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin.core import targets
 from jaxplugin.runtime import triton_library
-from jaxplugin.testing import written_modules
+from jaxplugin.testing import quantization_lowerings, written_modules
 
 
 def _operand(format, *shape):
@@ -303,6 +304,21 @@ class ExplainModuleTest(parameterized.TestCase):
     (dot,) = jp.explain(lowered, target=self.B200)
     self.assertRegex(dot.source, r"diagnostics_test\.py:\d+")
     self.assertIn("composite", lowered.as_text())
+
+  @quantization_lowerings.needs_library
+  def test_calls_of_a_lowered_module_are_said(self):
+    x, w = np.ones((4, 128), np.float32), _operand("mxfp8", 64, 128)
+    for target, platform, call in (
+      (targets.current_target(), "cpu", "jaxplugin_block_scaled_dot"),
+      (jp.named_target("h100"), "cuda", "triton_kernel_call"),
+    ):
+      with self.subTest(target.name), jp.use_target(target):
+        lowered = (
+          jax.jit(jp.linear).trace(x, w).lower(lowering_platforms=(platform,))
+        )
+        self.assertRegex(
+          str(jp.explain(lowered)), rf"assumed: custom calls of {call}\S* \(1 "
+        )
 
   def test_use_target_decides(self):
     with jp.use_target(self.B200):

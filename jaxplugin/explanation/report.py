@@ -465,7 +465,13 @@ class Explanation(Sequence):
 
   @property
   def _is_empty(self) -> bool:
-    return not (self.dots or self.quantizations or self.others or self.sites)
+    return not (
+      self.dots
+      or self.quantizations
+      or self.others
+      or self.sites
+      or self.assumptions
+    )
 
   def _beginning(self) -> Iterator[str]:
     """Yields the lines before those of each matmul."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from flax import nnx
 
 import jaxplugin as jp
@@ -290,6 +290,27 @@ class TreesTest(parameterized.TestCase):
     params_q, report = jp.quantize_params(params, "nvfp4")
     self.assertIs(params_q["w"], params["w"])
     self.assertEqual(entries(report)["w"], "it is quantized already")
+
+
+class LayersTest(absltest.TestCase):
+  def test_leading_dimensions_of_a_weight_are_indexed(self):
+    params = {"w": normal(3, 2, 64, 4, 8)}
+    params_q, _ = jp.quantize_params(params, "nvfp4", where=lambda p: 2)
+    stack, values = params_q["w"], params_q["w"].dequantize()
+    self.assertLen(stack, 3)
+    for index in (0, -1, jnp.int32(2), slice(1, None), (1, 0), (slice(2), 1)):
+      part = stack[index]
+      self.assertEqual(part.shape, values[index].shape)
+      np.testing.assert_array_equal(part.dequantize(), values[index])
+    for part, expected in zip(stack, values, strict=True):
+      np.testing.assert_array_equal(part.dequantize(), expected)
+    for index in ((0, 0, 1), (slice(None), slice(None), 0)):
+      with self.assertRaisesRegex(TypeError, "taken whole.*of the kernel"):
+        stack[index]
+    with self.assertRaisesRegex(IndexError, "index 3 is out of bounds"):
+      stack[3]
+    with self.assertRaisesRegex(TypeError, "QuantizedWeight; pass its array"):
+      jp.stack([stack, stack])
 
 
 class CallTest(parameterized.TestCase):
