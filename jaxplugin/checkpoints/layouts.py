@@ -53,7 +53,7 @@ _WHO: Final = "checkpoints.load"
 _SCALE_WHO: Final = "checkpoints.activation_scale"
 _PACKED: Final = ".weight_packed"
 _VALUE_TYPES: Final = (formats.PACKED, formats.E4M3, formats.E5M2)
-_SCALE_TYPES: Final = (formats.PACKED, formats.E4M3, formats.E8M0)
+SCALE_TYPES: Final = (formats.PACKED, formats.E4M3, formats.E8M0)
 _WORDS: Final = np.dtype(np.uint32)
 # The size of groups in MLX's configuration, and the size without one.
 _MLX_GROUP: Final = re.compile(r"\bgroup_size (\d+)")
@@ -247,7 +247,7 @@ def _recognize_named_scales(
     is_nvfp4 = values.dtype == formats.PACKED and (
       bool(seconds) or formats.NVFP4.name in contents.config.lower()
     )
-    if scale.dtype not in _SCALE_TYPES and not is_nvfp4:
+    if scale.dtype not in SCALE_TYPES and not is_nvfp4:
       return None
     is_linear = assembly.blocked_axis(values, scale) is not None
     if not (is_linear or seconds) and assembly.scale_block(values, scale):

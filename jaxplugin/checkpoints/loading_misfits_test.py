@@ -36,6 +36,10 @@ MISFITS = {
     "bad.weight_scale": SCALES[:1]},
   "'bad.weight_packed': its scales, 'bad.weight_scale', must be there": {
     "bad.weight_packed": ONES},
+  "'bad.weight_scale': its values, 'bad.weight', must be there": {
+    "bad.weight_scale": SCALES, "bad.weight_scale_2": G},
+  "'bad.weight_scale': its values, 'bad.weight', must be quantized, got F32": {
+    **modelopt("bad"), "bad.weight": np.ones((2, 32), np.float32)},
   "'bad.weight_packed': .*weight_zero_point": {"bad.weight_packed": ONES,
     "bad.weight_scale": SCALES, "bad.weight_zero_point": ONES},
   "'bad.weight': .*svdquant_lora_a says .* one term of a sum .SVDQuant": {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 from typing import Final
 
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ _VALUES: Final = frozenset(
     *("Qidxs", "trellis"),
   }
 )
+_SCALE: Final = "weight_scale"
 _PACKED_FLOATS: Final = ("F4", "F6_E2M3", "F6_E3M2")
 _INTEGERS: Final = tuple(
   np.dtype(x) for x in ("uint8", "int8", "int16", "uint16", "int32", "uint32")
@@ -105,7 +106,9 @@ def recognize(
   for name, tensor in source.tensors.items():
     if name in taken or name in wrong:
       continue
-    if (reason := _unsupported(contents, names, tensor)) is not None:
+    reason = _without_values(contents, wrong, tensor)
+    reason = reason or _unsupported(contents, names, tensor)
+    if reason is not None:
       wrong[name] = str(stored.fault(tensor, reason))
   entries: dict[str, records.Entry] = {}
   for name, tensor in source.tensors.items():
@@ -139,6 +142,37 @@ def _weight(
       if entry is not None:
         return entry
   return None
+
+
+def _without_values(
+  contents: records.Contents,
+  wrong: Collection[str],
+  tensor: stored.StoredTensor,
+) -> str | None:
+  """Returns why block scales belong to no weight; None for other tensors.
+
+  Args:
+    contents: the tensors.
+    wrong: names of weights that cannot be read for another reason.
+    tensor: one that is no part of a weight.
+  """
+  prefix = tensor.name.removesuffix(_SCALE)
+  is_scale = tensor.name.endswith(f".{_SCALE}") and len(tensor.shape) > 1
+  if not is_scale or tensor.dtype not in layouts.SCALE_TYPES:
+    return None
+  found = [x for x in _VALUES if f"{prefix}{x}" in contents.tensors]
+  if not found:
+    return f"its values, {f'{prefix}weight'!r}, must be there too"
+  values = contents.tensors[f"{prefix}{found[0]}"]
+  is_wide = jnp.issubdtype(values.dtype, np.floating) and (
+    values.dtype.itemsize > 1
+  )
+  if values.name in wrong or not is_wide:
+    return None
+  return (
+    f"its values, {values.name!r}, must be quantized, got"
+    f" {values.type_name}{list(values.shape)}"
+  )
 
 
 def _plain(tensor: stored.StoredTensor) -> records.Entry:

@@ -82,7 +82,8 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
       raise errors.fault(
         path,
         f"the header's size must be at most {limit} (the size of the rest of"
-        f" the file, and {stored.MAX_JSON_BYTES}), got {length}",
+        f" the file, and {stored.MAX_JSON_BYTES}), got {length}; the file is"
+        " cut short, or it is no safetensors file: download it again",
       )
     text = file.read(length)
   header = stored.parse_object(f"{path}: the header", text)
@@ -265,8 +266,9 @@ def _require_no_holes(
       )
     end = span[1]
   if end != size:
+    remedy = "; the file is cut short: download it again" if end > size else ""
     raise errors.fault(
-      path, f"its tensors must end with the file, at {size}, got {end}"
+      path, f"its tensors must end with the file, at {size}, got {end}{remedy}"
     )
 
 

@@ -310,7 +310,7 @@ class IndexTest(files.CheckpointTestCase):
       "unnamed": "good.*'unnamed': dtype must be one of .*, got 'F5'",
       "z": "'z' must be in good.safetensors, which has no such tensor",
       "m": "names missing.safetensors, which does not exist",
-      "cut": "cut.*must end with the file",
+      "cut": "cut.*must end with the file.*cut short: download it again",
       "pipe": "pipe.* must be a regular file, got a pipe",
       "folder": "folder.* must be a regular file, got a folder",
     }
