@@ -246,8 +246,8 @@ class Checkpoint(Mapping[str, Any]):
       yield from (f"  {x}" for x in errors.misfit_lines(self.misfits))
     if self._requantize is not None:
       yield (
-        f"weights that were read as {self._requantize}, and their errors:"
-        f" {len(self.losses)}"
+        f"weights that were read as {self._requantize}, because they would need"
+        f" more memory than in the file, and their errors: {len(self.losses)}"
       )
       for name, loss in self.losses.items():
         yield f"  {naming.printable(name)}: {loss:.3g}"
