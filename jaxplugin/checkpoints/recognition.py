@@ -154,7 +154,7 @@ def _without_values(
   Args:
     contents: the tensors.
     wrong: names of weights that cannot be read for another reason.
-    tensor: one that is no part of a weight.
+    tensor: a tensor that belongs to no weight.
   """
   prefix = tensor.name.removesuffix(_SCALE)
   is_scale = tensor.name.endswith(f".{_SCALE}") and len(tensor.shape) > 1
