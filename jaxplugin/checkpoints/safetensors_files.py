@@ -83,7 +83,7 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
         path,
         f"the header's size must be at most {limit} (the size of the rest of"
         f" the file, and {stored.MAX_JSON_BYTES}), got {length}; the file is"
-        " cut short, or it is no safetensors file: download it again",
+        " cut short or has another format: download it again",
       )
     text = file.read(length)
   header = stored.parse_object(f"{path}: the header", text)
