@@ -149,10 +149,6 @@ class Acceptor(calls.Walker):
     found = self._products.of(x)
     return [] if found is None else [w.path for w in self._weights_of(found)]
 
-  def _is_part(self, x: Any) -> bool:
-    view = self.view(x)
-    return view is not None and view.weight.is_part
-
   def _origin(self, x: Any) -> sources.Origin | None:
     """Returns the origin of a weight among a value's factors, or None."""
     names = self._names(x)
@@ -218,9 +214,7 @@ class Acceptor(calls.Walker):
       # A jitted function has a more specific name, such as jnp.abs.
       name = params.get("name", "") if primitive.name == "jit" else ""
       name = name or primitive.name
-      # Only the part is read, as code says.
-      wholes = [x for x in args if not self._is_part(x)]
-      self.warn(name, wholes, "that is not a matmul")
+      self.warn(name, args, "that is not a matmul")
 
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int
@@ -331,7 +325,10 @@ class Acceptor(calls.Walker):
   ) -> jax.Array | None:
     found = [self.view(x) for x in args]
     if None not in found:
-      raise facts.NotSupported("both operands are quantized weights")
+      # A part next to a whole weight is data, such as rows of positions.
+      found = [v if v and not v.weight.is_part else None for v in found]
+      if found.count(None) != 1:
+        raise facts.NotSupported("both operands are quantized weights")
     index = 0 if found[0] is not None else 1
     view = found[index]
     if view is None:

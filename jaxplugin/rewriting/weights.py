@@ -39,7 +39,8 @@ class Weight:
     array: stored (..., n, k), blocked along k.
     layers: integers[], indices into the first dimensions, which select a layer.
     is_part: whether the array was sliced or gathered from the weight.
-    is_rows: whether its rows were gathered, as from a table of embeddings.
+    is_rows: whether it is single rows, as from a table of embeddings, which are
+      no weight of a matmul.
   """
 
   path: str
@@ -76,13 +77,13 @@ class Weight:
     Raises:
       facts.NotSupported: If the stored arrays cannot be indexed so.
     """
-    is_rows = dim == self.ndim - 2
     if dim == self.ndim - 1:
       raise facts.NotSupported("the weight is blocked along that dimension")
-    if is_rows and self.array.format.is_square:
-      raise facts.NotSupported(f"{self.array.format} has blocks of rows")
-    if is_rows and self.array.scale_layout != layouts.LINEAR:
-      raise facts.NotSupported("prepare_weights swizzled its scales")
+    if dim == self.ndim - 2:
+      if self.array.format.is_square:
+        raise facts.NotSupported(f"{self.array.format} has blocks of rows")
+      if self.array.scale_layout != layouts.LINEAR:
+        raise facts.NotSupported("prepare_weights swizzled its scales")
     array = self.selected()
     if not isinstance(index, slice):
       array = array.to_bytes()  # XLA:CPU gathers 8-bit floats as f32
@@ -91,7 +92,6 @@ class Weight:
       array=array[(*(slice(None),) * dim, index)],
       layers=(),
       is_part=True,
-      is_rows=is_rows and not isinstance(index, slice),
     )
 
   def only(self, is_valid: jax.Array, dim: int) -> Weight:
@@ -170,6 +170,13 @@ class View:
       stored=(*self.stored[:at], *new, *self.stored[at + 1 :]),
     )
 
+  def picked(self, dim: int, index: Any) -> View:
+    """Returns `taken`, as rows if the dimension is that of the stored rows."""
+    part = self.taken(dim, index)
+    is_rows = self.stored_dim(dim) == self.weight.ndim - 2
+    weight = dataclasses.replace(part.weight, is_rows=is_rows)
+    return dataclasses.replace(part, weight=weight)
+
   def cut(self, dim: int, start: Any, size: int, stride: int = 1) -> View:
     """Returns the view of a range of one dimension.
 
@@ -189,7 +196,8 @@ class View:
       )
     if isinstance(start, int):
       return self.taken(dim, slice(start, start + stride * size, stride))
-    return self.taken(dim, start + jnp.arange(size, dtype=np.int32))
+    take = self.picked if size == 1 else self.taken
+    return take(dim, start + jnp.arange(size, dtype=np.int32))
 
   def size(self, dim: int) -> int:
     """The number of elements along a dimension."""
@@ -214,6 +222,16 @@ class View:
 # operation on it. It returns the views that the operation's results are.
 
 
+def _wide(index: Any) -> jax.Array:
+  """Converts integers of fewer than 32 bits, which cannot hold every size."""
+  index = jnp.asarray(index)
+  return index.astype(np.int32) if index.dtype.itemsize < 4 else index
+
+
+def _clipped(index: jax.Array, last: int) -> jax.Array:
+  return jnp.clip(index, 0, last).astype(np.int32)
+
+
 def _slice(
   view: View, args: Sequence[Any], params: Mapping[str, Any]
 ) -> list[View]:
@@ -234,7 +252,7 @@ def _dynamic_slice(
   sizes = params["slice_sizes"]
   for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
     last = view.size(dim) - size
-    view = view.cut(dim, jnp.clip(start, 0, last).astype(np.int32), size)
+    view = view.cut(dim, _clipped(_wide(start), last), size)
   return [view]
 
 
@@ -277,9 +295,9 @@ def _gather(
   ):
     raise facts.NotSupported("it gathers other parts than whole rows or layers")
   (dim,) = dims
-  index = args[1][..., numbers.start_index_map.index(dim)]
+  index = _wide(args[1][..., numbers.start_index_map.index(dim)])
   last = view.size(dim) - 1
-  part = view.taken(dim, jnp.clip(index, 0, last).astype(np.int32))
+  part = view.picked(dim, _clipped(index, last))
   if is_filled:
     is_valid = (index >= 0) & (index <= last)
     weight = part.weight.only(is_valid, view.stored_dim(dim))
