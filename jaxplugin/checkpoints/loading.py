@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -16,7 +17,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import quantized_weight, scaled_array
 from jaxplugin.checkpoints import (
   assembly,
   errors,
@@ -40,6 +41,9 @@ _GGUF: Final = ".gguf"
 # One of several files that gguf-split wrote.
 _SPLIT: Final = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf$")
 _CHECKS: Final = ("numbers",)
+# A key of a header's metadata. Its value describes `QuantizedWeight`s as JSON:
+# {"params.kernel": [kernel_shape, contracting, dtype]}.
+KERNELS: Final = "jaxplugin.kernels"
 _REMEDY: Final = (
   "strict=False reads the other tensors, and skip= leaves out those it matches"
 )
@@ -62,9 +66,10 @@ class Checkpoint(Mapping[str, Any]):
   """A mapping of names to a checkpoint's tensors, as `load` returns it.
 
   Indexing returns a `ScaledArray` for a quantized weight, under its name in the
-  model, and otherwise a NumPy array. Each call makes a new array, a view of the
-  mapped file (for GGUF's blocks, a copy). The system reads the bytes when they
-  are used. `str` is a table of the tensors.
+  model, a `QuantizedWeight` if `save` was given one, and otherwise a NumPy
+  array. Each call makes a new array, a view of the mapped file (for GGUF's
+  blocks, a copy). The system reads the bytes when they are used. `str` is a
+  table of the tensors.
 
   Attributes:
     path: the path that was loaded.
@@ -134,6 +139,9 @@ class Checkpoint(Mapping[str, Any]):
       is_larger = entry.layout == "gguf" and array.nbytes > entry.nbytes
       if self._requantize is not None and is_larger:
         array, self.losses[name] = _requantized(array, self._requantize)
+      weight = array
+      if entry.kernel is not None:
+        weight = quantized_weight.QuantizedWeight(array, *entry.kernel)
     except errors.REFUSALS as error:
       raise stored.fault(entry.parts[0], str(error)) from None
     if isinstance(array, scaled_array.ScaledArray):
@@ -153,7 +161,7 @@ class Checkpoint(Mapping[str, Any]):
           errors.NumbersWarning,
           stacklevel=3,
         )
-    return array
+    return weight
 
   def activation_scale(self, name: str) -> jax.Array | None:
     """Returns the calibrated global scale of the activation of a weight.
@@ -323,6 +331,37 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[console.Part]:
   yield f"{count} names, {size:,} bytes"
 
 
+def _with_kernels(
+  path: pathlib.Path, entries: Mapping[str, records.Entry], text: str
+) -> dict[str, records.Entry]:
+  """Returns entries with the kernels that `save` wrote into the metadata.
+
+  Raises:
+    CheckpointError: If the text is not what `save` writes.
+  """
+  found = dict(entries)
+  for name, kernel in stored.parse_object(f"{path}: {KERNELS}", text).items():
+    match kernel:
+      case [[*shape], [*contracting], str(dtype)]:
+        dims = range(len(shape))
+        is_valid = (
+          all(type(n) is int for n in (*shape, *contracting))
+          and contracting == [d for d in dims if d in contracting]
+          and dtype in ("float32", "bfloat16", "float16")
+        )
+        made = tuple(shape), tuple(contracting), dtype
+      case _:
+        is_valid = False
+    if not is_valid:
+      raise errors.CheckpointError(
+        f"{path}: {KERNELS} must have a shape, contracting dimensions and a"
+        f" dtype for {name!r}, got {error_context.shown(kernel)}"
+      )
+    if name in found and found[name].format is not None:
+      found[name] = dataclasses.replace(found[name], kernel=made)
+  return found
+
+
 def _requantized(
   array: scaled_array.ScaledArray, format: formats.BlockFormat
 ) -> tuple[scaled_array.ScaledArray, float]:
@@ -432,6 +471,7 @@ def load(
   config = "" if files[0].suffix == _GGUF else _config(folder)
   misfits: dict[str, str] = {}
   entries = recognition.recognize(source, layout, misfits, config)
+  entries = _with_kernels(path, entries, source.metadata.get(KERNELS, "{}"))
   entries = {n: x for n, x in entries.items() if not _is_skipped(globs, x)}
   misfits = {n: x for n, x in misfits.items() if not naming.matches(globs, n)}
   if not strict:

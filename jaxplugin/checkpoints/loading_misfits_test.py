@@ -36,8 +36,14 @@ MISFITS = {
     "bad.weight_scale": SCALES[:1]},
   "'bad.weight_packed': its scales, 'bad.weight_scale', must be there": {
     "bad.weight_packed": ONES},
-  "'bad.weight_scale': its values, 'bad.weight', must be there": {
+  "'bad.weight_scale': its values, 'bad.weight' or 'bad.weight_packed', must": {
     "bad.weight_scale": SCALES, "bad.weight_scale_2": G},
+  "'bad.weight_scale': its values, .* must be there": {
+    "bad.weight_scale": np.ones((2, 1), np.float32)},
+  "'bad.weight_scale_inv': its values, 'bad.weight', must be there": {
+    "bad.weight_scale_inv": np.ones((2, 2), np.float32)},
+  "'bad._weight_scale': its values, 'bad._weight_qdata', must be there": {
+    "bad._weight_scale": SCALES},
   "'bad.weight_scale': its values, 'bad.weight', must be quantized, got F32": {
     **modelopt("bad"), "bad.weight": np.ones((2, 32), np.float32)},
   "'bad.weight_packed': .*weight_zero_point": {"bad.weight_packed": ONES,

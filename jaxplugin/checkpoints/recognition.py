@@ -33,7 +33,12 @@ _VALUES: Final = frozenset(
     *("Qidxs", "trellis"),
   }
 )
-_SCALE: Final = "weight_scale"
+# Names of block scales, and of the values that they may have.
+_VALUES_OF: Final = {
+  "weight_scale": ("weight", "weight_packed"),
+  "weight_scale_inv": ("weight",),
+  "_weight_scale": ("_weight_qdata",),
+}
 _PACKED_FLOATS: Final = ("F4", "F6_E2M3", "F6_E3M2")
 _INTEGERS: Final = tuple(
   np.dtype(x) for x in ("uint8", "int8", "int16", "uint16", "int32", "uint32")
@@ -156,23 +161,23 @@ def _without_values(
     wrong: names of weights that cannot be read for another reason.
     tensor: a tensor that belongs to no weight.
   """
-  prefix = tensor.name.removesuffix(_SCALE)
-  is_scale = tensor.name.endswith(f".{_SCALE}") and len(tensor.shape) > 1
-  if not is_scale or tensor.dtype not in layouts.SCALE_TYPES:
+  module, _, leaf = tensor.name.rpartition(".")
+  if leaf not in _VALUES_OF or not module or len(tensor.shape) < 2:
     return None
-  found = [x for x in _VALUES if f"{prefix}{x}" in contents.tensors]
-  if not found:
-    return f"its values, {f'{prefix}weight'!r}, must be there too"
-  values = contents.tensors[f"{prefix}{found[0]}"]
-  is_wide = jnp.issubdtype(values.dtype, np.floating) and (
-    values.dtype.itemsize > 1
-  )
-  if values.name in wrong or not is_wide:
-    return None
-  return (
-    f"its values, {values.name!r}, must be quantized, got"
-    f" {values.type_name}{list(values.shape)}"
-  )
+  names = [f"{module}.{x}" for x in _VALUES_OF[leaf]]
+  found = [contents.tensors[x] for x in names if x in contents.tensors]
+  if not found and not any(x in wrong for x in names):
+    return f"its values, {' or '.join(map(repr, names))}, must be there too"
+  for values in found:
+    is_wide = jnp.issubdtype(values.dtype, np.floating) and (
+      values.dtype.itemsize > 1
+    )
+    if is_wide and tensor.dtype in layouts.SCALE_TYPES:
+      return (
+        f"its values, {values.name!r}, must be quantized, got"
+        f" {values.type_name}{list(values.shape)}"
+      )
+  return None
 
 
 def _plain(tensor: stored.StoredTensor) -> records.Entry:

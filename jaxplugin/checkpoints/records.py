@@ -67,6 +67,8 @@ class Entry:
       see `layouts.activation_scale`; None if it has none.
     others: layouts that would read other numbers from the same tensors, if
       neither the file nor a configuration decides.
+    kernel: kernel_shape, contracting and dtype if `save` was given a
+      `QuantizedWeight`; None for others.
   """
 
   name: str
@@ -79,6 +81,7 @@ class Entry:
   pre_quant_scale: str | None = None
   activation_scale: str | None = None
   others: tuple[str, ...] = ()
+  kernel: tuple[Any, ...] | None = None
 
   @property
   def nbytes(self) -> int:

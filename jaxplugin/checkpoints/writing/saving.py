@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import secrets
@@ -48,7 +49,8 @@ def save(
   of {"up": {"weight": w}} is "up.weight". `load` returns the same names and
   bits. Each array is copied from its devices when it is written.
 
-  A `QuantizedWeight` becomes the matrix [n, k] of its `array`. Values and
+  A `QuantizedWeight` becomes the matrix [n, k] of its `array`, and the file's
+  metadata has what `load` needs to return the `QuantizedWeight`. Values and
   scales are written as the layout orders them. A missing global scale of NVFP4
   is written as 1. The target appears when it is complete.
 
@@ -96,7 +98,10 @@ def save(
   written = [x.weight for x in decisions if x.weight is not None]
   if found.config is not None and not is_file:
     _require_one_format(written)
-  metadata = found.metadata([(x.tensor.name, x.weight) for x in decisions])
+  metadata = {
+    **found.metadata([(x.tensor.name, x.weight) for x in decisions]),
+    **_kernels(leaves),
+  }
   shard = staging.lay_out(
     target.name if is_file else _FILE, decisions, {"format": "pt", **metadata}
   )
@@ -118,6 +123,16 @@ def save(
         staging.write_configs(place.folder, given, found, decisions)
       _require_read_back(file if is_file else place.folder, decisions)
       place.finish(shard.name if is_file else None)
+
+
+def _kernels(leaves: Mapping[str, Any]) -> dict[str, str]:
+  """Returns the metadata from which `load` makes `QuantizedWeight`s again."""
+  found = {
+    name: [leaf.kernel_shape, leaf.contracting, leaf.dtype.name]
+    for name, leaf in leaves.items()
+    if isinstance(leaf, quantized_weight.QuantizedWeight)
+  }
+  return {loading.KERNELS: json.dumps(found)} if found else {}
 
 
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:

@@ -4,6 +4,7 @@
 
 import json
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -123,13 +124,60 @@ class RoundTripTest(Case):
           scale_layout="swizzled_128x4",
         ),
       ),
-      ("weight", jp.QuantizedWeight(linear, (256, 64), (0,), jnp.bfloat16)),
       ("surrogate", jp.quantize(x, "nvfp4", derivative="straight_through")),
     ):
       with self.subTest(name):
         path = self.target / f"{name}.safetensors"
         jp.checkpoints.save(path, {"a.weight": array})
         contract.assert_same_bits(jp.checkpoints.load(path)["a.weight"], linear)
+
+  def test_kernels_are_weights_again(self):
+    module = nn.Dense(64)
+    x = jnp.asarray(normal(2, 64))
+    variables = module.init(jax.random.key(0), x)
+    call = jax.jit(jp.accept_quantized(module.apply))
+    heads = {"q.kernel": jnp.asarray(normal(64, 4, 16), jnp.bfloat16)}
+    tree, _ = jp.quantize_params(
+      variables, "mxfp8", where=lambda p: 0 if "kernel" in p.path else False
+    )
+    expected = call(tree, x)
+    tree |= jp.quantize_params(heads, "mxfp8", where=lambda p: 0)[0]
+    for layout, is_file in (("modelopt", False), ("torchao", True)):
+      with self.subTest(layout, is_file=is_file):
+        found = self.saved(tree, layout=layout, is_file=is_file)
+        kernel = found["params.kernel"]
+        contract.assert_same_bits(found["q.kernel"], tree["q.kernel"])
+        contract.assert_same_bits(found.read()["q.kernel"], tree["q.kernel"])
+        self.assertEqual(found["q.kernel"].shape, (64, 4, 16))
+        self.assertEqual(found["q.kernel"].dtype, jnp.bfloat16)
+        restored = {
+          "params": {"bias": tree["params"]["bias"], "kernel": kernel}
+        }
+        np.testing.assert_array_equal(call(restored, x), expected)
+
+  def test_kernels_that_do_not_fit_are_errors(self):
+    array = jp.quantize(normal(64, 256), "mxfp8")
+    weight = jp.QuantizedWeight(array, (256, 64), (0,))
+    for old, new, rule in (
+      ("[256, 64]", "[256, 32]", "last dimensions of the array must be"),
+      ("[0]", "[7]", "must have a shape, contracting dim"),
+      ("[256, 64]", '[256, "x"]', "must have a shape, contracting dim"),
+      ("float32", "float64", "must have a shape, contracting dim"),
+      ("[[256", "[{}, [256", "must have a shape, contracting dim"),
+    ):
+      with self.subTest(new), self.assertRaisesRegex(ERROR, rule):
+        path = self.target / "w.safetensors"
+        path.unlink(missing_ok=True)
+        jp.checkpoints.save(path, {"a.weight": weight})
+        data = path.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        text = data[8 : 8 + size].decode()
+        escape = lambda x: x.replace('"', '\\"')
+        self.assertIn(escape(old), text)
+        text = text.replace(escape(old), escape(new)).encode()
+        head = len(text).to_bytes(8, "little")
+        path.write_bytes(head + text + data[8 + size :])
+        jp.checkpoints.load(path)["a.weight"]
 
   def test_missing_global_scale_is_one(self):
     linear = jp.quantize(normal(64, 256), "nvfp4")
