@@ -210,7 +210,9 @@ class Dots(calls.Walker):
     is_fusing = self.transform.fuse_activations and not reason
     is_wanted = is_fusing or sites_lib.is_recording()
     if (
-      not is_wanted or site.weight is None or operands.is_operand(given[index])
+      not is_wanted
+      or site.weight is None
+      or quantized_operand.is_operand(given[index])
     ):
       return given, None
     found = patterns.find(args[index])

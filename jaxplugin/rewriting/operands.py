@@ -27,10 +27,6 @@ _SAME: Final = frozenset(
 )
 
 
-def is_operand(x: Any) -> bool:
-  return isinstance(x, quantized_operand.QuantizedOperand)
-
-
 @dataclasses.dataclass(kw_only=True)
 class _Entry:
   """An operand, and whether a matmul uses it.
@@ -120,12 +116,14 @@ class Operands:
     """
 
     def array(path: Any, x: Any) -> Any:
-      if not is_operand(x):
+      if not quantized_operand.is_operand(x):
         return x
       self._add(name + jax.tree_util.keystr(path), x)
       return x.primal
 
-    return jax.tree_util.tree_map_with_path(array, tree, is_leaf=is_operand)
+    return jax.tree_util.tree_map_with_path(
+      array, tree, is_leaf=quantized_operand.is_operand
+    )
 
   def enter(
     self, facts: Sequence[tuple[int, Fact]], args: Sequence[Any]

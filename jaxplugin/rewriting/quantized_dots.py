@@ -22,7 +22,7 @@ from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.ragged import primitive as ragged_primitive
 from jaxplugin.rewriting import calls, operands, patterns, sites, sources
 from jaxplugin.rewriting import dots as dots_lib
-from jaxplugin.training import recipes
+from jaxplugin.training import quantized_operand, recipes
 
 WHO: Final = sites.WHO
 
@@ -121,7 +121,7 @@ def quantize_dots(
     plain_args, plain_kwargs = list(args), dict(kwargs)
     for p in positions:
       x = _argument(p, args, kwargs)
-      if any(map(operands.is_operand, _leaves(x))):
+      if any(map(quantized_operand.is_operand, _leaves(x))):
         into: Any = plain_kwargs if isinstance(p, str) else plain_args
         into[p] = quantized_already.arrays(x, f"argument {p!r}")
 
@@ -205,7 +205,7 @@ def _argument(
 
 
 def _leaves(tree: Any) -> list[Any]:
-  return jax.tree.leaves(tree, is_leaf=operands.is_operand)
+  return jax.tree.leaves(tree, is_leaf=quantized_operand.is_operand)
 
 
 # Matmuls of this package that code calls.
