@@ -43,7 +43,7 @@ def call(prologue, x, more, out_format=None):
 
 
 def result_of(prologue, returned):
-  return returned if not prologue.returns_sum else returned[0]
+  return returned if not prologue.has_residual else returned[0]
 
 
 def quantized(y, out):
@@ -92,7 +92,7 @@ class ProducersTest(parameterized.TestCase):
       self.assertLess(
         (np.abs(np.asarray(y, np.float64) - exact) - bound).max(), 0
       )
-      if p.returns_sum:
+      if p.has_residual:
         np.testing.assert_array_equal(np.asarray(found[1]), exact_sum)
 
   def test_bits_are_those_of_quantize_of_the_f32_result(self):
@@ -168,7 +168,7 @@ class ProducersTest(parameterized.TestCase):
     def run(cases):
       def loss(case, p):
         found = call(p, *case, out)
-        y, s = found if p.returns_sum else (found, None)
+        y, s = found if p.has_residual else (found, None)
         total = (y.dequantize() * weights[0]).sum()
         return total if s is None else total + (s * weights[1]).sum()
 

@@ -192,7 +192,7 @@ class QuantizationProblem:
   @property
   def returns_sum(self) -> bool:
     """Whether the last result is the prologue's sum of x and residual."""
-    return self.prologue is not None and self.prologue.returns_sum
+    return self.prologue is not None and self.prologue.has_residual
 
   @property
   def sizes_are_static(self) -> bool:

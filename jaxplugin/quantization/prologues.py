@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +23,15 @@ import numpy as np
 from jax import ad_checkpoint
 
 from jaxplugin.jaxext import mesh_axes
+from jaxplugin.kernels import prologues
 from jaxplugin.quantization import codes
 
 T = TypeVar("T")
 
-NORMS: Final = ("rms_norm", "layer_norm")
-GATED: Final = ("silu_and_mul", "gelu_and_mul", "swigluoai")
-OPERANDS: Final = ("up", "weight", "bias", "residual", "cotangent")
+Prologue: TypeAlias = prologues.Prologue
+NORMS: Final = prologues.NORMS
+GATED: Final = prologues.GATED
+OPERANDS: Final = prologues.OPERANDS
 # Operands with x's dtype. They have x's shape, except that a cotangent has half
 # the features of halves.
 OF_X: Final = ("up", "residual", "cotangent")
@@ -50,106 +52,23 @@ FACTOR_IN_RANGE: Final = "jaxplugin_factor_in_range"
 _USUAL_EPSILON: Final = (2.0**-80, 2.0**30)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Prologue:
-  """A function of x, whose result is quantized.
+def operand_types(
+  prologue: Prologue, shape: Sequence[Any], dtype: np.dtype
+) -> list[tuple[tuple[Any, ...], np.dtype]]:
+  """Returns shape and dtype of each operand besides x.
 
-  A norm computes, for each row along the last dimension::
-
-    s = cast(x + residual, x.dtype)
-    rms_norm    (s * rsqrt(mean(s * s) + epsilon)) * weight
-    layer_norm  (c * rsqrt(mean(c * c) + epsilon)) * weight + bias,
-                c = s - mean(s)
-
-  A gated activation computes for each gate g and each factor u::
-
-    silu_and_mul  (g * sigmoid(g)) * u
-    gelu_and_mul  (g * sigmoid(2 * sqrt(2 / pi) * (g + 0.044715 g^3))) * u
-    swigluoai     (g * sigmoid(alpha * g)) * (u + 1), after g = min(g, limit)
-                  and u = clip(u, -limit, limit)
-
-  The gradient of a gated activation, for the cotangent c of its result, is that
-  with respect to x or to `up`. A number on a limit has half a gradient, as in
-  `jnp.minimum` and `jnp.clip`.
-
-  Attributes:
-    function: one of `NORMS` or `GATED`.
-    operands: operands besides x, in the order of `OPERANDS`. `up` and
-      `residual` have the dtype and shape of x. A norm's `weight` and `bias` are
-      f32[k]. The `bias` of a gated activation is f32[2 * k]. It has the order
-      of x with `halves`; otherwise the gate's bias comes first. A gradient has
-      the `cotangent`, of x's dtype and the shape of the activation.
-    epsilon: number added to the mean square of a norm.
-    halves: "split" if gates are the first half of x's last dimension and
-      factors the second half; "interleaved" if they alternate; None if the
-      factors are the operand `up`, or for norms.
-    alpha, limit: parameters of swigluoai.
-    gradient: "x" or "up" for the gradient of a gated activation with respect to
-      that operand; None for the function.
+  Args:
+    prologue: the prologue.
+    shape: shape of the function's result.
+    dtype: dtype of x.
   """
-
-  function: str
-  operands: tuple[str, ...] = ()
-  epsilon: float = 0.0
-  halves: str | None = None
-  alpha: float = 1.702
-  limit: float = 7.0
-  gradient: str | None = None
-
-  def __str__(self) -> str:
-    names = [name for name in self.operands if name != "cotangent"]
-    parts = [*names, *([f"{self.halves} halves"] * bool(self.halves))]
-    return self.name + (f" with {', '.join(parts)}" if parts else "")
-
-  @property
-  def name(self) -> str:
-    """The function without its operands."""
-    return f"gradient of {self.function}" if self.gradient else self.function
-
-  @property
-  def is_norm(self) -> bool:
-    return self.function in NORMS
-
-  @property
-  def returns_sum(self) -> bool:
-    """Whether x + residual is a result, in the dtype and shape of x."""
-    return "residual" in self.operands
-
-  @property
-  def merged_halves(self) -> str | None:
-    """`halves` if the result has one value for each gate and factor of x."""
-    return None if self.gradient else self.halves
-
-  @property
-  def gradient_of_halves(self) -> bool:
-    return bool(self.gradient and self.halves)
-
-  def x_shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns the shape of x if the function's result has `shape`."""
-    *lead, k = shape
-    return (*lead, 2 * k if self.merged_halves else k)
-
-  def shape_of(self, x_shape: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns the shape of the function's result."""
-    *lead, k = x_shape
-    return (*lead, k // 2 if self.merged_halves else k)
-
-  def operand_types(
-    self, shape: Sequence[Any], dtype: np.dtype
-  ) -> list[tuple[tuple[Any, ...], np.dtype]]:
-    """Returns shape and dtype of each operand besides x.
-
-    Args:
-      shape: shape of the function's result.
-      dtype: dtype of x.
-    """
-    *lead, k = shape
-    if self.gradient_of_halves:
-      k //= 2
-    row = (k if self.is_norm else 2 * k,), np.dtype(np.float32)
-    return [
-      ((*lead, k), dtype) if name in OF_X else row for name in self.operands
-    ]
+  *lead, k = shape
+  if prologue.gradient_of_halves:
+    k //= 2
+  row = (k if prologue.is_norm else 2 * k,), np.dtype(np.float32)
+  return [
+    ((*lead, k), dtype) if name in OF_X else row for name in prologue.operands
+  ]
 
 
 @functools.partial(
@@ -181,7 +100,7 @@ class PrologueCall:
     """Returns the call for a result of `shape`, with `operand_types`."""
     of_x = {name: a for name, a in self.more.items() if name in OF_X}
     dtype = jnp.result_type(self.x, *of_x.values())
-    types = self.prologue.operand_types(shape, dtype)
+    types = operand_types(self.prologue, shape, dtype)
     more = {
       name: self.more[name].astype(kind).reshape(own)
       for name, (own, kind) in zip(self.prologue.operands, types, strict=True)
@@ -232,7 +151,7 @@ def _computed(
     y = y * _alike(weight, y)
   if (bias := more.get("bias")) is not None:
     y = y + _alike(bias, y)
-  return [y, x] if prologue.returns_sum else [y]
+  return [y, x] if prologue.has_residual else [y]
 
 
 def _in_range(

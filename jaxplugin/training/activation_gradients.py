@@ -160,7 +160,7 @@ class _Gradient(linear_calls.Linear):
   ) -> list[jax.Array | None]:
     if not wanted[0]:
       return [None]
-    *_, (shape, _) = self.prologue.operand_types(g.shape, g.dtype)
+    *_, (shape, _) = prologues.operand_types(self.prologue, g.shape, g.dtype)
     cotangent = jax.ShapeDtypeStruct(shape, self.dtype)
     transposed = jax.linear_transpose(
       lambda c: self.apply([c], constants), cotangent

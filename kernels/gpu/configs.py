@@ -323,7 +323,7 @@ class Decoding:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tile:
+class OperandTile:
   """The tile of one operand that a program reads in each step.
 
   Attributes:
@@ -484,11 +484,11 @@ class Tiling(constants.KernelConstant):
     return 2.0 ** sum(side.missing_exponent for side in sides)
 
   @property
-  def lhs(self) -> Tile:
+  def lhs(self) -> OperandTile:
     return self._tile(0)
 
   @property
-  def rhs(self) -> Tile:
+  def rhs(self) -> OperandTile:
     return self._tile(1)
 
   @property
@@ -512,14 +512,14 @@ class Tiling(constants.KernelConstant):
       and not (shape.lhs.is_swizzled or shape.rhs.is_swizzled)
     )
 
-  def _tile(self, side: int) -> Tile:
+  def _tile(self, side: int) -> OperandTile:
     """Returns the tile of lhs, side 0, or of rhs, side 1."""
     shape, config = self.shape, self.config
     operand = (shape.lhs, shape.rhs)[side]
     rows = (shape.m, shape.n)[side]
     block_rows = (config.block_m, config.block_n)[side]
     reads_rows = side == 0 and shape.reads_m
-    return Tile(
+    return OperandTile(
       operand=operand,
       rows=rows,
       k=shape.k,

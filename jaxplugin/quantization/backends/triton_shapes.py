@@ -193,7 +193,6 @@ def _rows(
     pads_values=problem.pads_values,
     options=_options(options),
     places=_places(shape, _strides(shape, options), groups),
-    prologue=_prologue(problem),
     **_common(problem),
   )
 
@@ -359,7 +358,6 @@ def _matrices(
     options_t=_options(problem.options[positions[1]]),
     places=of_bits[0],
     places_t=of_bits[1],
-    prologue=_prologue(problem),
     **_common(problem),
   )
 
@@ -383,15 +381,6 @@ def _strides_of_x(
   ]
 
 
-def _prologue(
-  problem: problems.QuantizationProblem,
-) -> quantize_config.Prologue | None:
-  if problem.prologue is None:
-    return None
-  fields = dataclasses.asdict(problem.prologue)
-  return quantize_config.Prologue(dtype=problem.dtype.name, **fields)
-
-
 def _common(problem: problems.QuantizationProblem) -> dict[str, Any]:
   global_scale = "given" if problem.has_global_scale else "none"
   if problem.num_maxima is not None:
@@ -404,5 +393,7 @@ def _common(problem: problems.QuantizationProblem) -> dict[str, Any]:
     "scale_rounding": problem.scale_rounding,
     "global_scale": global_scale,
     "packed_in_place": problem.packed_in_order,
+    "prologue": problem.prologue,
+    "dtype": problem.dtype.name,
     "returns_amax": problem.returns_amax,
   }

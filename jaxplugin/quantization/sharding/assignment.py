@@ -243,7 +243,7 @@ def quantize_notation(
   if (prologue := problem.prologue) is not None:
     if problem.returns_amax:
       results.append(())
-    if prologue.returns_sum:
+    if prologue.has_residual:
       results.append(x)
     paired = prologues.paired(x, prologue.halves, notation.WHOLE)
     if prologue.merged_halves:

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels quantize a norm or a gated activation that is near its f64 result."""
 
-import dataclasses
-
 import jax.numpy as jnp
 import numpy as np
 import triton
@@ -74,15 +72,10 @@ def described(prologue, shape, *, dtype, format="mxfp8", axis=2, **fields):
     batch=batch,
     k_is_minor=axis == 2,
     packed_in_place=True,
-    prologue=of(prologue, dtype),
+    prologue=prologue,
+    dtype=np.dtype(dtype).name,
     **fields,
   )
-
-
-def of(prologue, dtype):
-  """Returns the kernels' record of a prologue."""
-  fields = dataclasses.asdict(prologue)
-  return quantize_config.Prologue(dtype=np.dtype(dtype).name, **fields)
 
 
 def computed(rows, arrays, shape):
@@ -186,7 +179,7 @@ class CodesTest(parameterized.TestCase):
       k_t=shape[1] + 32,
       is_transposed=False,
       format="mxfp8",
-      prologue=of(prologue, np.float32),
+      prologue=prologue,
       returns_amax=True,
     )
     launches = quantize_plans.plan_both(matrices, quantize_cases.SM_90)
@@ -237,7 +230,7 @@ class PlanTest(parameterized.TestCase):
   )
   def test_statistics_have_the_tiles_of_one_pass(self, k, tile, num_warps):
     # Longer rows are in parts.
-    prologue = of(prologue_cases.CASES[1], BF16)
+    prologue = prologue_cases.CASES[1]
     matrices = quantize_config.Matrices(
       batch=3,
       rows=2**15,

@@ -18,7 +18,7 @@ import pytest
 from absl.testing import absltest, parameterized
 from jaxplugin.kernels.gpu.quantization import quantize_config, quantize_plans
 
-from jaxplugin.kernels import architectures
+from jaxplugin.kernels import architectures, prologues
 from jaxplugin.lab.inspection import machine_code
 from jaxplugin.testing.kernels import executed, quantize_cases
 
@@ -72,11 +72,11 @@ def kernel(
     global_scale = "computed" if computed else "given"
   if prologue is not None:
     function, operands, halves = prologue
-    prologue = quantize_config.Prologue(
-      function=function, operands=operands, halves=halves, dtype=dtype
+    prologue = prologues.Prologue(
+      function=function, operands=operands, halves=halves
     )
   rows = quantize_cases.rows_of(
-    ROWS, k, format, global_scale=global_scale, prologue=prologue
+    ROWS, k, format, global_scale=global_scale, prologue=prologue, dtype=dtype
   )
   target = architectures.by_name(architecture)
   launch = quantize_plans.plan(rows, target)[-1]
@@ -198,10 +198,8 @@ class InstructionsTest(parameterized.TestCase):
     architecture=("sm_80", "sm_90", "sm_100"), k=(4096, 16384, 20480)
   )
   def test_norms_along_two_axes_stay_in_registers(self, architecture, k):
-    prologue = quantize_config.Prologue(
-      function="layer_norm",
-      operands=("weight", "bias", "residual"),
-      dtype="bfloat16",
+    prologue = prologues.Prologue(
+      function="layer_norm", operands=("weight", "bias", "residual")
     )
     matrices = quantize_config.Matrices(
       batch=1,
@@ -213,6 +211,7 @@ class InstructionsTest(parameterized.TestCase):
       format="nvfp4",
       global_scale="computed",
       prologue=prologue,
+      dtype="bfloat16",
     )
     target = architectures.by_name(architecture)
     launches = quantize_plans.plan_both(matrices, target)

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from typing import Final, Literal
 
-from jaxplugin.kernels import architectures, constants, formats
+from jaxplugin.kernels import architectures, constants, formats, prologues
 
 SCALE_ROUNDINGS: Final = ("up", "floor")
 # Those that the kernels make.
@@ -175,70 +175,6 @@ NO_OPTIONS: Final = QuantizeOptions()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Prologue:
-  """A function of x, whose result is quantized.
-
-  The fields are those of `jaxplugin/quantization/prologues.py`, and `dtype`,
-  NumPy's name of x's dtype. The operand "statistics" is an array that another
-  kernel computes before.
-  """
-
-  function: str
-  dtype: str = "float32"
-  operands: tuple[str, ...] = ()
-  epsilon: float = 0.0
-  halves: str | None = None
-  alpha: float = 1.702
-  limit: float = 7.0
-  gradient: str | None = None
-
-  @property
-  def is_norm(self) -> bool:
-    return self.function.endswith("norm")
-
-  @property
-  def merged_halves(self) -> str | None:
-    """`halves` if the result has one value for each gate and factor of x."""
-    return None if self.gradient else self.halves
-
-  @property
-  def gradient_of_halves(self) -> bool:
-    return bool(self.gradient and self.halves)
-
-  @property
-  def has_statistics(self) -> bool:
-    return "statistics" in self.operands
-
-  @property
-  def needs_whole_rows(self) -> bool:
-    """Whether tiles have whole rows, whose statistics they compute."""
-    return self.is_norm and not self.has_statistics
-
-  def with_statistics(self) -> Prologue:
-    """Returns the norm of x + residual, whose statistics are an operand."""
-    names = tuple(name for name in self.operands if name != "residual")
-    return dataclasses.replace(self, operands=("statistics", *names))
-
-  @property
-  def least_exponent(self) -> int:
-    """Exponent field of the root of epsilon in f32, at least 1."""
-    root = max(math.sqrt(self.epsilon), 2.0**-126)
-    return 126 + math.frexp(root)[1]
-
-  @property
-  def has_weight(self) -> bool:
-    return "weight" in self.operands
-
-  @property
-  def has_bias(self) -> bool:
-    return "bias" in self.operands
-
-  @property
-  def has_residual(self) -> bool:
-    return "residual" in self.operands
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Maxima:
   """Partial amax values of x, from which a kernel computes a global scale.
 
@@ -290,7 +226,7 @@ class QuantizeConstant(constants.KernelConstant):
   pads_values: bool = False
   options: QuantizeOptions = NO_OPTIONS
   maxima: Maxima | None = None
-  prologue: Prologue | None = None
+  prologue: prologues.Prologue | None = None
   k: int = 0
   random_places: Places | None = None
   values_strides: Sizes = (0, 0, 0)
@@ -325,6 +261,7 @@ class Rows:
     places: places of random bits; None for the offsets in x.
     prologue: see `QuantizeConstant`. Its features are k if k is minor; else
       they are the rows.
+    dtype: NumPy's name of the dtype of x and of a prologue's sum with x.
     returns_amax: whether the prologue's amax is a result.
   """
 
@@ -341,7 +278,8 @@ class Rows:
   packed_in_place: bool = False
   options: QuantizeOptions = NO_OPTIONS
   places: Places | None = None
-  prologue: Prologue | None = None
+  prologue: prologues.Prologue | None = None
+  dtype: str = "float32"
   returns_amax: bool = False
 
   def layout(self, k: int) -> tuple[Sizes, Sizes]:
@@ -393,6 +331,7 @@ class Matrices:
     places, places_t: places of random bits for (batch, row, column) and for
       (batch, column, row); () if no bits are drawn.
     prologue: see `QuantizeConstant`. Its features are columns.
+    dtype: see `Rows`.
     returns_amax: see `Rows`.
   """
 
@@ -412,7 +351,8 @@ class Matrices:
   options_t: QuantizeOptions = NO_OPTIONS
   places: Places | None = None
   places_t: Places | None = None
-  prologue: Prologue | None = None
+  prologue: prologues.Prologue | None = None
+  dtype: str = "float32"
   returns_amax: bool = False
 
   @property
@@ -437,6 +377,7 @@ def _rows_of_norm(x: Rows | Matrices, rows: int, features: int) -> Rows:
     k_is_minor=True,
     format=x.format,
     prologue=x.prologue,
+    dtype=x.dtype,
   )
 
 

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 
 from jaxplugin.kernels.gpu.quantization import quantize_config
 
-from jaxplugin.kernels import architectures, formats, launching
+from jaxplugin.kernels import architectures, formats, launching, prologues
 
 T = TypeVar("T", quantize_config.Rows, quantize_config.Matrices)
 
@@ -213,7 +213,7 @@ def _statistics_launch(
   outputs = [launching.Output("statistics", shape, "float32")]
   if prologue.has_residual:
     shape = rows.rows, rows.k
-    outputs.append(launching.Output("total", shape, prologue.dtype))
+    outputs.append(launching.Output("total", shape, rows.dtype))
   else:
     constants["total"] = None
   launch = launching.Launch(
@@ -308,7 +308,7 @@ def quantize_launch(
   grid = quantize_config.num_tiles(config, x.batch, grid_rows, grid_k)
   more = []
   if x.prologue is not None and (x.prologue.has_residual or x.returns_amax):
-    total = launching.Output("total", x.layout(x.k)[0], x.prologue.dtype)
+    total = launching.Output("total", x.layout(x.k)[0], x.dtype)
     if not x.prologue.has_residual:  # The kernel does not write it.
       total = total._replace(name="no_total", shape=(1,))
     more.append(total)
@@ -411,7 +411,7 @@ def _quantize_both_launch(
   )
 
 
-def _operands(prologue: quantize_config.Prologue | None) -> list[str]:
+def _operands(prologue: prologues.Prologue | None) -> list[str]:
   """Returns a prologue's operands, or placeholders, for `prologues.load`."""
   given = () if prologue is None else prologue.operands
   groups = (

@@ -127,12 +127,12 @@ class RaggedTiling(configs.Tiling):
     return self.shape.n // 2 if self.shape.activation == "swiglu" else None
 
   @property
-  def lhs(self) -> configs.Tile:
+  def lhs(self) -> configs.OperandTile:
     # Groups begin at any row, so a tile may exceed the last row.
     return dataclasses.replace(super().lhs, even_rows=False)
 
   @property
-  def rhs(self) -> configs.Tile:
+  def rhs(self) -> configs.OperandTile:
     shape, config = self.shape, self.config
     tile = super().rhs
     if not shape.is_across:

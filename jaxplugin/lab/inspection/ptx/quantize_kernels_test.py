@@ -2,15 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quantize kernels' compiled PTX, executed, gives `jp.quantize`'s bits."""
 
-import dataclasses
-
 import ml_dtypes
 import numpy as np
 import pytest
 from absl.testing import parameterized
 
 from jaxplugin.kernels import architectures
-from jaxplugin.kernels.gpu.quantization import quantize_config, quantize_plans
+from jaxplugin.kernels.gpu.quantization import quantize_plans
 from jaxplugin.lab.inspection.ptx import launching
 from jaxplugin.testing import prologue_cases
 from jaxplugin.testing.kernels import executed, quantize_cases
@@ -149,9 +147,8 @@ class PrologueTest(Case):
       k_is_minor=k_axis == 2,
       packed_in_place=True,
       global_scale=kind,
-      prologue=quantize_config.Prologue(
-        dtype=DTYPES[dtype].name, **dataclasses.asdict(prologue)
-      ),
+      prologue=prologue,
+      dtype=DTYPES[dtype].name,
     )
     got = executed.quantized(np.array(x), architecture, rows, **arrays, **given)
     exact, total = prologue_cases.exact(prologue, x, more)
@@ -173,9 +170,8 @@ class PrologueTest(Case):
       *((16, 256) if k_is_minor else (256, 16)),
       "mxfp8",
       k_is_minor=k_is_minor,
-      prologue=quantize_config.Prologue(
-        dtype="bfloat16", **dataclasses.asdict(prologue)
-      ),
+      prologue=prologue,
+      dtype="bfloat16",
     )
     launch, *_ = quantize_plans.plan(rows, architectures.by_name("sm_90"))
     dtypes = tuple(arrays[name].dtype.name for name in launch.inputs)

@@ -174,7 +174,7 @@ def _build_produced(
   arrays: dict[str, Any] = {
     "x": normal(prologue.x_shape(problem.shape), problem.dtype)
   }
-  types = prologue.operand_types(problem.shape, problem.dtype)
+  types = prologues.operand_types(prologue, problem.shape, problem.dtype)
   for name, (shape, dtype) in zip(prologue.operands, types, strict=True):
     arrays[name] = normal(shape, dtype)
   if problem.has_global_scale:
