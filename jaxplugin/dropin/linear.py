@@ -311,7 +311,7 @@ class _Layer(alternatives.Forms):
   def kernel(
     self, context: primitive.LoweringContext
   ) -> Callable[..., Any] | None:
-    if cpu.missing(context.target) is not None:
+    if cpu_library.refusal(context.target) is not None:
       return None
 
     def function(*operands: Any) -> Any:

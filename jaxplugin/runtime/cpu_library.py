@@ -130,6 +130,20 @@ def thread_limit(target: targets.Target | None) -> dict[str, np.int64]:
   return {} if threads is None else {"max_threads": np.int64(threads)}
 
 
+def refusal(target: targets.Target) -> decisions.Unsupported | None:
+  """Returns why a target has no CPU kernels, or None if it has them."""
+  unsupported = decisions.platform_refusal(target, "cpu")
+  if unsupported is not None:
+    return unsupported
+  if target.cpu_kernels is None:
+    return decisions.Unsupported(
+      target.missing(targets.CPU_KERNELS)
+      or "the target has no CPU kernels (a named one assumes none; see"
+      " jp.detect_target)"
+    )
+  return None
+
+
 def format_refusal(
   format: formats.BlockFormat | None, k: int | None
 ) -> str | None:

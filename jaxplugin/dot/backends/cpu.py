@@ -270,12 +270,13 @@ def _question(
     by_rule: whether the kernels choose the engine, and so may keep few rows of
       floats.
   """
-  if target.cpu_kernels is None:
-    return "the target has no CPU kernels"
+  unsupported = cpu_library.refusal(target)
+  if unsupported is not None:
+    return unsupported.reason
   if not problem.sizes_are_static:
     return "needs static sizes, some are symbolic"
   (m, n), sides = _handed_over(problem)
-  assert problem.k is not None
+  assert target.cpu_kernels is not None and problem.k is not None
   if quantizes_rows(problem, target, None if by_rule else MANY_ROWS):
     sides = tuple(
       _QUANTIZED_ROWS if isinstance(side, np.dtype) else side for side in sides
@@ -416,27 +417,13 @@ def supports(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Supports formats that kernels read, and static k, on CPUs with kernels."""
-  refusal = missing(target) or unreadable(
+  refusal = cpu_library.refusal(target) or unreadable(
     problem.lhs, problem.rhs, k=problem.dense_k
   )
   if refusal is not None:
     return refusal
   if problem.k is None:
     return decisions.Unsupported("needs a static k, got a symbolic one")
-  return None
-
-
-def missing(target: targets.Target) -> decisions.Unsupported | None:
-  """Returns why a target has no CPU kernels, or None if it has them."""
-  refusal = decisions.platform_refusal(target, "cpu")
-  if refusal is not None:
-    return refusal
-  if target.cpu_kernels is None:
-    return decisions.Unsupported(
-      target.missing(targets.CPU_KERNELS)
-      or "the target has no CPU kernels (a named one assumes none; see"
-      " jp.detect_target)"
-    )
   return None
 
 

@@ -61,28 +61,17 @@ _KEY: Final = {
 }
 
 
-def _missing(target: targets.Target) -> str:
-  """Returns why a CPU has no kernels, or ""."""
-  if target.cpu_kernels is not None:
-    return ""
-  return target.missing(targets.CPU_KERNELS) or "the target has no CPU kernels"
-
-
 def supports_quantize(
   problem: problems.QuantizationProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Supports one blocking, with the options of training recipes."""
-  reason = _quantize_refusal(problem, target)
+  if (refusal := cpu_library.refusal(target)) is not None:
+    return refusal
+  reason = _quantize_refusal(problem)
   return decisions.Unsupported(reason) if reason else None
 
 
-def _quantize_refusal(
-  problem: problems.QuantizationProblem, target: targets.Target
-) -> str:
-  if target.platform != "cpu":
-    return f"needs a CPU, the target's platform is {target.platform}"
-  if reason := _missing(target):
-    return reason
+def _quantize_refusal(problem: problems.QuantizationProblem) -> str:
   if problem.format not in cpu_library.FORMATS:
     return f"its kernels do not support {problem.format}"
   if problem.pads_values:
@@ -210,17 +199,17 @@ def supports_dequantize(
   problem: problems.DequantizationProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Supports the last axis, on CPUs."""
-  reason = _dequantize_refusal(problem, target)
+  if target.platform != "cpu":
+    return decisions.Unsupported(
+      "XLA fuses the operations with what uses the result"
+    )
+  if (refusal := cpu_library.refusal(target)) is not None:
+    return refusal
+  reason = _dequantize_refusal(problem)
   return decisions.Unsupported(reason) if reason else None
 
 
-def _dequantize_refusal(
-  problem: problems.DequantizationProblem, target: targets.Target
-) -> str:
-  if target.platform != "cpu":
-    return "XLA fuses the operations with what uses the result"
-  if reason := _missing(target):
-    return reason
+def _dequantize_refusal(problem: problems.DequantizationProblem) -> str:
   k = problem.logical_shape[problem.axis]
   refusal = cpu_library.format_refusal(
     problem.format, k if isinstance(k, int) else None

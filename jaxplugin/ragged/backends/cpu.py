@@ -40,7 +40,7 @@ def supports(
   problem: calls.RaggedDotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Supports the formats of the dot's kernels, contracted along the blocks."""
-  refusal = cpu.missing(target) or cpu.unreadable(
+  refusal = cpu_library.refusal(target) or cpu.unreadable(
     problem.lhs, problem.rhs, k=problem.k
   )
   if refusal is not None:
