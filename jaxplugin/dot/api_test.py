@@ -84,9 +84,6 @@ class SuiteTest(parameterized.TestCase):
       block = list(where)
       block[axis] //= format.block_size
       expected[where] = float(values[where]) * float(scale[tuple(block)])
-    np.testing.assert_array_equal(
-      contract.dequantize(values, scale, format, axis), expected
-    )
     if packed and format.is_fp4:
       values = contract.pack(values, axis)
     actual = reference.oracle_dequantize(values, scale, format, axis=axis)

@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.dot import calls as calls_lib
+from jaxplugin.dot import reference
 from jaxplugin.testing import contract, transformations
 from jaxplugin.testing.dot_suite import dot_cases
 from jaxplugin.testing.meshes import explicit
@@ -190,8 +191,8 @@ class Composition:
     w = jp.quantize(normal(7, 128), jp.NVFP4)
     self.w = jp.ScaledArray(w.values, w.scale, None, jp.NVFP4)
     dequantized = jnp.asarray(
-      contract.dequantize(
-        np.asarray(w.unpack().values), np.asarray(w.scale), jp.NVFP4, 1
+      reference.oracle_dequantize(
+        np.asarray(w.unpack().values), np.asarray(w.scale), jp.NVFP4
       ),
       jnp.float32,
     )

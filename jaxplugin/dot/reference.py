@@ -75,24 +75,27 @@ def oracle_dequantize(
   Integers with fraction_bits count units of 2**-fraction_bits.
 
   Args:
-    values: format.values_dtype[..., k, ...], or uint8 packed along `axis`.
+    values: format.values_dtype[..., k, ...], or uint8 packed along `axis`. FP6
+      values may be bytes.
     scale: format.scale_dtype, linear, at least ceil(k / block_size) in `axis`.
     format: the block format.
     axis: the blocked axis.
   """
   values, scale = np.asarray(values), np.asarray(scale)
   axis %= values.ndim
-  if format.is_fp6:
+  if values.dtype == formats.PACKED and format.is_fp6:
     values = (values & 0x3F).view(format.values_dtype)
   elif values.dtype == formats.PACKED:
     values = np.moveaxis(values, axis, -1)
     nibbles = np.stack([values & 15, values >> 4], axis=-1)
     nibbles = nibbles.reshape(*values.shape[:-1], 2 * values.shape[-1])
     values = np.moveaxis(nibbles, -1, axis).view(format.values_dtype)
-  blocks = blocking.divide_up(values.shape[axis], format.block_size)
+  k = values.shape[axis]
+  block_size = format.along(k).block_size
+  blocks = blocking.divide_up(k, block_size)
   scale = np.take(scale, np.arange(blocks), axis=axis).astype(np.float64)
-  scale = np.repeat(scale, format.block_size, axis=axis)
-  scale = np.take(scale, np.arange(values.shape[axis]), axis=axis)
+  scale = np.repeat(scale, block_size, axis=axis)
+  scale = np.take(scale, np.arange(k), axis=axis)
   with np.errstate(invalid="ignore"):
     return values.astype(np.float64) * scale * 2.0**-format.fraction_bits
 

@@ -188,7 +188,14 @@ def store(
 ) -> Operand:
   """Brings values and an exact, linear scale into the case's storage."""
   assert case.format is not None
-  exact = dequantize(values, scale, case.format, case.axis)
+  of_rows = scale
+  if case.format.is_square:
+    rows = values.ndim - (1 if case.axis == values.ndim - 2 else 2)
+    of_rows = np.repeat(scale, case.format.block_rows, rows)
+    of_rows = np.take(of_rows, np.arange(values.shape[rows]), rows)
+  exact = reference.oracle_dequantize(
+    values, of_rows, case.format, axis=case.axis
+  )
   storage = case.storage.removeprefix("packed_")
   assert storage in STORAGES, storage
   stored = values if storage == case.storage else pack(values, case.axis)
@@ -210,22 +217,6 @@ def store(
     stored, passed, None, case.format, scale_layout=layout
   )
   return Operand(operand=array, scale=None, exact=exact)
-
-
-def dequantize(
-  values: np.ndarray, scale: np.ndarray, format: formats.BlockFormat, axis: int
-) -> np.ndarray:
-  """f64 values times their block's scale, exactly; an E8M0 NaN makes NaN."""
-  size = format.along(values.shape[axis]).block_size
-  scale = np.repeat(scale.astype(np.float64), size, axis)
-  if format.is_square:
-    other = values.ndim - 1 if axis == values.ndim - 2 else values.ndim - 2
-    scale = np.repeat(scale, format.block_rows, other)
-  scale = scale[
-    tuple(slice(0, size) for size in values.shape)  # a last block may be short
-  ]
-  with np.errstate(invalid="ignore"):
-    return values.astype(np.float64) * scale * 2.0**-format.fraction_bits
 
 
 def pack(values: np.ndarray, axis: int) -> np.ndarray:

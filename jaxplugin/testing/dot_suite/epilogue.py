@@ -17,6 +17,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats
+from jaxplugin.dot import reference
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import dot_cases
 
@@ -81,8 +82,8 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
     for rows, largest in zip((3, 5), amax, strict=True):
       x = rng.normal(size=(rows, 64))
       x = jp.quantize((x * (largest / np.abs(x).max())).astype("f"), jp.NVFP4)
-      values = contract.dequantize(
-        np.asarray(x.unpack().values), np.asarray(x.scale), jp.NVFP4, 1
+      values = reference.oracle_dequantize(
+        np.asarray(x.unpack().values), np.asarray(x.scale), jp.NVFP4
       )
       operands.append(x)
       exact.append(values * np.float64(x.global_scale))
@@ -143,8 +144,8 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
     for name, rows in (("lhs", 3), ("rhs", 5)):
       x = quantize(jnp.asarray(rng.normal(size=(4, rows, 32)), jnp.float32))
       self.assertEqual(x.global_scale.shape, (4, 1, 1))
-      values = contract.dequantize(
-        np.asarray(x.unpack().values), np.asarray(x.scale), jp.NVFP4, 2
+      values = reference.oracle_dequantize(
+        np.asarray(x.unpack().values), np.asarray(x.scale), jp.NVFP4
       )
       if side in (name, "both"):
         values = values * np.float64(x.global_scale)

@@ -23,6 +23,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats
+from jaxplugin.dot import reference
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import dot_cases, epilogue
 
@@ -179,7 +180,9 @@ class DotValuesTestCase(dot_cases.DotTestCase):
       other = dataclasses.replace(
         other,
         operand=jnp.asarray(positive),
-        exact=contract.dequantize(positive, np.asarray(other.scale), format, 1),
+        exact=reference.oracle_dequantize(
+          positive, np.asarray(other.scale), format
+        ),
       )
     values = np.asarray(made.operand).copy()
     scale = np.asarray(made.scale).copy()
@@ -190,7 +193,7 @@ class DotValuesTestCase(dot_cases.DotTestCase):
       (jnp.asarray(values), other.operand),
       (jnp.asarray(scale), other.scale),
     ]
-    exact = [contract.dequantize(values, scale, format, 1), other.exact]
+    exact = [reference.oracle_dequantize(values, scale, format), other.exact]
     if side == "rhs":
       operands = [pair[::-1] for pair in operands]
       exact.reverse()
@@ -227,7 +230,7 @@ class DotValuesTestCase(dot_cases.DotTestCase):
     other = self.operand(rng, jp.MXFP4, (7, 32))
     values = np.asarray(made.operand).copy()
     values[1, 5] = value
-    exact = contract.dequantize(values, np.asarray(made.scale), format, 1)
+    exact = reference.oracle_dequantize(values, np.asarray(made.scale), format)
     made = dataclasses.replace(made, operand=jnp.asarray(values), exact=exact)
     self.check_dot(*((made, other) if side == "lhs" else (other, made)))
 
@@ -284,7 +287,7 @@ class DotValuesTestCase(dot_cases.DotTestCase):
           jnp.asarray(scale),
         )
       )[:, 0].astype(np.float64)
-      exact = contract.dequantize(values, scale, format, 1)[:, 0]
+      exact = reference.oracle_dequantize(values, scale, format)[:, 0]
       f32 = np.finfo(np.float32)
       magnitude = np.abs(exact)
       in_range = (exact == 0) | (magnitude >= float(f32.tiny))
@@ -405,8 +408,8 @@ class DotBitsTestCase(dot_cases.DotTestCase):
       x_values = jnp.full((4, 32), 2, lhs.values_dtype)
       w_values = jnp.ones((4, 32), rhs.values_dtype)
     exact, _ = contract.dot(
-      contract.dequantize(np.asarray(x_values), x_scale, lhs, 1),
-      contract.dequantize(np.asarray(w_values), w_scale, rhs, 1),
+      reference.oracle_dequantize(np.asarray(x_values), x_scale, lhs),
+      reference.oracle_dequantize(np.asarray(w_values), w_scale, rhs),
     )
     x_scale, w_scale = jnp.asarray(x_scale), jnp.asarray(w_scale)
 
