@@ -21,7 +21,7 @@ from absl.testing import parameterized
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking, formats, targets
-from jaxplugin.testing import contract, quantization_lowerings
+from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings as lowerings
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
@@ -306,9 +306,9 @@ class UnusedTest(parameterized.TestCase):
 
   def kernel_calls(self, function):
     x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    return quantization_lowerings.calls(function, x)[0]
+    return lowerings.calls(function, x)[0]
 
-  @quantization_lowerings.needs_library
+  @lowerings.needs_library
   def test_fp4_calls_a_kernel_for_each_axis_that_is_used(self):
     both = lambda x: quantization.quantize_both(x, MXFP4)
     self.assertEqual(self.kernel_calls(both), 2)
@@ -318,7 +318,7 @@ class UnusedTest(parameterized.TestCase):
         self.assertEqual(self.kernel_calls(one), 1)
     self.assertEqual(self.kernel_calls(lambda x: (both(x), x)[1]), 0)
 
-  @quantization_lowerings.needs_library
+  @lowerings.needs_library
   def test_the_one_that_is_used_is_right(self):
     x = numbers((64, 96))
     for i, expected in enumerate(each(x, NVFP4)):

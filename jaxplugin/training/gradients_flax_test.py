@@ -18,7 +18,7 @@ from absl.testing import parameterized
 from flax import nnx
 
 import jaxplugin as jp
-from jaxplugin.testing.oracles import gradients_oracle as testing
+from jaxplugin.testing.oracles import gradients_oracle as oracle
 
 TOKENS, FEATURES, HEADS = 6, 40, 4
 X = np.random.default_rng(0).normal(size=(2, TOKENS, FEATURES))
@@ -28,13 +28,13 @@ X = X.astype(np.float32)
 # of an array. Results are sums of up to 12 * 40 products. Their bound is that
 # of 16 roundings of the sum of magnitudes, which is below 32 times the largest
 # number. Softmax and a second dot at most double the first one's error, twice.
-TOLERANCE = 4 * 32 * testing.BOUND
+TOLERANCE = 4 * 32 * oracle.BOUND
 
 
 def dots(format):
   return (
     jp.dot_general(format, format),
-    testing.reference_dot_general(format, format),
+    oracle.reference_dot_general(format, format),
   )
 
 

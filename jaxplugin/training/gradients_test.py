@@ -20,8 +20,7 @@ from jaxplugin.core import blocking
 from jaxplugin.dot import reference
 from jaxplugin.testing import quantization_lowerings, transformations
 from jaxplugin.testing.meshes import explicit
-from jaxplugin.testing.oracles import gradients_oracle
-from jaxplugin.testing.oracles import gradients_oracle as testing
+from jaxplugin.testing.oracles import gradients_oracle as oracle
 from jaxplugin.training import products
 
 MATMUL = (((1,), (0,)), ((), ()))
@@ -49,7 +48,7 @@ class WithinTestCase(parameterized.TestCase):
     value, magnitude = (sum(terms) for terms in zip(*expected, strict=True))
     error = np.abs(np.asarray(actual, np.float64) - value)
     np.testing.assert_array_less(
-      error, testing.BOUND * magnitude + rounding * np.abs(value) + 1e-300
+      error, oracle.BOUND * magnitude + rounding * np.abs(value) + 1e-300
     )
 
 
@@ -57,14 +56,14 @@ class DotGeneralTest(WithinTestCase):
   def check_products(self, case, function, formats, dgrad, wgrad):
     """Compares the result and both gradients with products of `formats`."""
     lhs_names, rhs_names = case
-    out = testing.result_of(lhs_names, rhs_names)
+    out = oracle.result_of(lhs_names, rhs_names)
     lhs, rhs, g = (
-      testing.normal(seed, names)
+      oracle.normal(seed, names)
       for seed, names in enumerate((lhs_names, rhs_names, out))
     )
-    numbers = testing.numbers(lhs_names, rhs_names)
+    numbers = oracle.numbers(lhs_names, rhs_names)
 
-    products = testing.with_gradients(lambda l, r: function(l, r, numbers))
+    products = oracle.with_gradients(lambda l, r: function(l, r, numbers))
     for actual, product in zip(
       products(lhs, rhs, g),
       (
@@ -75,7 +74,7 @@ class DotGeneralTest(WithinTestCase):
       strict=True,
     ):
       self.assertEqual(actual.dtype, np.float32)
-      self.assert_within(actual, testing.expected_product(*product))
+      self.assert_within(actual, oracle.expected_product(*product))
 
   @parameterized.product(case=CASES, format=(jp.MXFP8, jp.NVFP4))
   @pytest.mark.sample(2)
@@ -124,7 +123,7 @@ class DotGeneralTest(WithinTestCase):
       for i, shape in enumerate(shapes)
     )
     function = jp.dot_general("int8_row", "int8_row")
-    products = lambda *args: testing.with_gradients(
+    products = lambda *args: oracle.with_gradients(
       lambda l, r: function(l, r, MATMUL)
     )(*args)
     kernels = products(x, w, g)
@@ -148,17 +147,17 @@ class DotGeneralTest(WithinTestCase):
 
   def test_preferred_element_type_is_the_results_dtype(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    bf16 = testing.normal(0, "mk", ml_dtypes.bfloat16)
+    bf16 = oracle.normal(0, "mk", ml_dtypes.bfloat16)
     result = function(
       bf16,
-      testing.normal(1, "kn", ml_dtypes.bfloat16),
-      testing.numbers("mk", "kn"),
+      oracle.normal(1, "kn", ml_dtypes.bfloat16),
+      oracle.numbers("mk", "kn"),
       preferred_element_type=jnp.float32,
     )
     self.assertEqual(result.dtype, jnp.float32)
     with self.assertRaisesRegex(TypeError, "preferred_element_type .*'foo'"):
       function(
-        bf16, bf16, testing.numbers("mk", "nk"), preferred_element_type="foo"
+        bf16, bf16, oracle.numbers("mk", "nk"), preferred_element_type="foo"
       )
 
   @parameterized.parameters("bmk,kn->bmn", "bmk,bkn->bmn", "mk,nk->nm")
@@ -166,7 +165,7 @@ class DotGeneralTest(WithinTestCase):
   def test_einsum_takes_it(self, expression):
     operands, out = expression.split("->")
     lhs_names, rhs_names = operands.split(",")
-    lhs, rhs = testing.normal(0, lhs_names), testing.normal(1, rhs_names)
+    lhs, rhs = oracle.normal(0, lhs_names), oracle.normal(1, rhs_names)
     result = jnp.einsum(
       expression,
       lhs,
@@ -175,7 +174,7 @@ class DotGeneralTest(WithinTestCase):
     )
     self.assert_within(
       result,
-      testing.expected_product(
+      oracle.expected_product(
         lhs, lhs_names, rhs, rhs_names, out, jp.MXFP8, jp.MXFP8
       ),
     )
@@ -185,7 +184,7 @@ class DotGeneralTest(WithinTestCase):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
     spec = jax.sharding.PartitionSpec
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    numbers = testing.numbers("mk", "kn")
+    numbers = oracle.numbers("mk", "kn")
     # Integers whose quantization, products and sums are all exact.
     x = np.random.default_rng(0).integers(-4, 5, (64, 32)).astype(np.float32)
     w = np.random.default_rng(1).integers(-4, 5, (32, 8)).astype(np.float32)
@@ -203,7 +202,7 @@ class DotGeneralTest(WithinTestCase):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
     (k,) = jax.export.symbolic_shape("k")
     exported = jax.export.export(
-      jax.jit(lambda x, w: function(x, w, testing.numbers("mk", "kn")))
+      jax.jit(lambda x, w: function(x, w, oracle.numbers("mk", "kn")))
     )(
       jax.ShapeDtypeStruct((4, k), jnp.float32),
       jax.ShapeDtypeStruct((k, 3), jnp.float32),
@@ -214,14 +213,14 @@ class DotGeneralTest(WithinTestCase):
 
   def test_zero_sizes_give_zero_or_empty(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    numbers = testing.numbers("mk", "kn")
+    numbers = oracle.numbers("mk", "kn")
     result = function(jnp.zeros((3, 0)), jnp.zeros((0, 2)), numbers)
     np.testing.assert_array_equal(result, np.zeros((3, 2)))
     result = function(jnp.zeros((0, 8)), jnp.zeros((8, 2)), numbers)
     self.assertEqual(result.shape, (0, 2))
 
   def test_bad_arguments_are_refused_with_names_and_values(self):
-    numbers = testing.numbers("mk", "kn")
+    numbers = oracle.numbers("mk", "kn")
     good = jp.dot_general(jp.MXFP8, jp.MXFP8)
     f32 = jnp.zeros((4, 8))
     dot = jp.dot_general
@@ -292,7 +291,7 @@ class DotGeneralTest(WithinTestCase):
   def test_gradients_have_the_format_of_lhs_unless_it_has_none(
     self, lhs_format, rhs_format, grad_format
   ):
-    x, numbers = jnp.ones((32, 32)), testing.numbers("mk", "kn")
+    x, numbers = jnp.ones((32, 32)), oracle.numbers("mk", "kn")
 
     def traced(**options):
       dot = jp.dot_general(lhs_format, rhs_format, **options)
@@ -313,7 +312,7 @@ def expected_tangent(x, x_names, y, y_names, out, y_format):
     The product, and sum|a * b|.
   """
   backward = [c for c in y_names if c not in x_names]  # what g and y contract
-  y = testing.fake_quantize(y, y_names, backward, y_format)
+  y = oracle.fake_quantize(y, y_names, backward, y_format)
   x = np.asarray(x, np.float64)
   expression = f"{x_names},{y_names}->{out}"
   return (
@@ -334,10 +333,10 @@ class ForwardTest(WithinTestCase):
   def test_tangent_is_a_product_with_what_the_backward_pass_has(
     self, lhs_names, rhs_names, formats, options
   ):
-    out = testing.result_of(lhs_names, rhs_names)
-    lhs, lhs_tangent = (testing.normal(i, lhs_names) for i in (0, 2))
-    rhs, rhs_tangent = (testing.normal(i, rhs_names) for i in (1, 3))
-    numbers = testing.numbers(lhs_names, rhs_names)
+    out = oracle.result_of(lhs_names, rhs_names)
+    lhs, lhs_tangent = (oracle.normal(i, lhs_names) for i in (0, 2))
+    rhs, rhs_tangent = (oracle.normal(i, rhs_names) for i in (1, 3))
+    numbers = oracle.numbers(lhs_names, rhs_names)
     function = jp.dot_general(*formats, **options)
     dot = lambda lhs, rhs: function(lhs, rhs, numbers)
     lhs_format = formats[0] if options.get("quantize_wgrad", True) else None
@@ -361,9 +360,9 @@ class ForwardTest(WithinTestCase):
 
   def test_tangents_of_bf16_are_of_bf16(self):
     bf16 = ml_dtypes.bfloat16
-    lhs, rhs = testing.normal(0, "mk", bf16), testing.normal(1, "kn", bf16)
+    lhs, rhs = oracle.normal(0, "mk", bf16), oracle.normal(1, "kn", bf16)
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    tangent = testing.normal(2, "mk", bf16)
+    tangent = oracle.normal(2, "mk", bf16)
     _, actual = jax.jvp(
       lambda x: function(x, rhs, MATMUL), (jnp.asarray(lhs),), (tangent,)
     )
@@ -371,7 +370,7 @@ class ForwardTest(WithinTestCase):
     self.assert_within(
       actual,
       expected_tangent(tangent, "mk", rhs, "kn", "mn", jp.MXFP8),
-      rounding=testing.BF16_ROUNDING,
+      rounding=oracle.BF16_ROUNDING,
     )
 
   def test_second_derivatives_of_products_in_high_precision(self):
@@ -395,7 +394,7 @@ class ForwardTest(WithinTestCase):
 
   def test_second_derivative_of_quantized_products_is_refused(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    x, w = testing.normal(0, "mk"), testing.normal(1, "kn")
+    x, w = oracle.normal(0, "mk"), oracle.normal(1, "kn")
     loss = lambda x: (function(x, w, MATMUL) ** 2).sum()
     for second in (
       jax.jacfwd(jax.grad(loss)),
@@ -431,7 +430,7 @@ def dot(lhs, lhs_axis, rhs, rhs_axis, dtype, batch=((), ()), **kwargs):
 
 def step(function, numbers):
   """The result and both gradients."""
-  return gradients_oracle.with_gradients(lambda l, r: function(l, r, numbers))
+  return oracle.with_gradients(lambda l, r: function(l, r, numbers))
 
 
 def primitives(function, *args):

@@ -5,27 +5,35 @@
 The device's clock is virtual, so no test depends on the speed of this machine.
 """
 
+from __future__ import annotations
+
+import base64
+import dataclasses
 import itertools
+import math
 import os
 import pathlib
+import pickle
 import random
 import signal
 import subprocess
 import sys
 import tempfile
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
+import numpy as np
 from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin.dot import backends
 from jaxplugin.lab.tuning import session, store, workload
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.trials import machine
+from jaxplugin.lab.tuning.trials import jobs, machine, pool
 from jaxplugin.tables import reading, records
 from jaxplugin.testing import dot_problems
-from jaxplugin.testing.trials import simulated
 
+START_SECONDS: Final = 2.0  # of a simulated process
 GPU: Final = jp.named_target("h100")
 CPU: Final = jp.Target(
   name="some cpu", platform="cpu", core_count=2, cpu_kernels="avx2"
@@ -33,6 +41,156 @@ CPU: Final = jp.Target(
 OPTIONS: Final = machine.TrialOptions(workers=4, seconds=30.0)
 # The project's goal for the wall time of a run.
 MOST_OVERHEAD: Final = 1.15
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Behaviour:
+  """One candidate of one problem.
+
+  Attributes:
+    ms: median of its time.
+    noise: standard deviation of the logarithm of its time.
+    compile_seconds, check_seconds: times of these jobs.
+    fault: kind of `pool.JobOutcome`, or "" if it has none.
+    during: the job with the fault.
+  """
+
+  ms: float = 1.0
+  noise: float = 0.0
+  compile_seconds: float = 1.0
+  check_seconds: float = 0.1
+  fault: Any = ""
+  during: str = "compile"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+  """A job in the device's log. `key` is "" if it times all candidates."""
+
+  job: str
+  problem: Any
+  key: str = ""
+  start: float
+  end: float
+
+
+class _Fault(Exception):
+  """Ends a job like a candidate with a fault."""
+
+
+class SimulatedDevice:
+  """The clock, the table and the log.
+
+  Args:
+    table: candidates by problem and key.
+    seed: seed of the noise.
+  """
+
+  def __init__(self, table: Mapping[tuple[Any, str], Behaviour], seed: int = 0):
+    self.now = 0.0
+    self.log: list[Entry] = []
+    self._table = table
+    self._seed = seed
+
+  def pool(self, count: int, memory_bytes: int, **options: Any) -> Any:
+    """Replaces `pool.Pool`."""
+    del memory_bytes, options
+    return _Pool(self, count)
+
+  def seconds(self, *names: str) -> float:
+    """Returns the total seconds of jobs."""
+    return sum(e.end - e.start for e in self.log if e.job in names)
+
+  def outcome(
+    self, job: pool.Job, start: float
+  ) -> tuple[pool.JobOutcome, float]:
+    """Returns the outcome of a job, and when it ends."""
+    name = job.function.partition(":")[2]
+    argument = job.argument
+    problem = pickle.loads(base64.b64decode(argument["problem"]))
+    now, notes = start, []
+    # A problem has the same noise in each order of the problems.
+    before = [len(x) for x in argument.get("samples", {}).values()]
+    rng = np.random.default_rng([self._seed, problem.m, *before])
+
+    def step(key: str, seconds: float) -> None:
+      nonlocal now
+      found = self._table[problem, key]
+      if found.fault and found.during == name:
+        now += job.seconds if found.fault == "hang" else seconds
+        raise _Fault(found.fault)
+      now += seconds
+
+    def sample(key: str) -> float:
+      found = self._table[problem, key]
+      ms = found.ms * math.exp(found.noise * rng.standard_normal())
+      step(key, ms / 1e3)
+      return ms
+
+    key, value = "", None
+    try:
+      if name == "time_all":
+        keys = [listing.candidate_of(c).key for c in argument["candidates"]]
+        calls = {k: (lambda k=k: sample(k)) for k in keys}
+        samples = jobs.run_race(argument, calls, notes.append, lambda: now)
+        value = {"samples": samples, "failed": {}}
+      else:
+        key = listing.candidate_of(argument["candidate"]).key
+        step(key, getattr(self._table[problem, key], f"{name}_seconds"))
+        value = 0 if name == "compile" else []
+      found = pool.JobOutcome(kind="done", value=value, notes=tuple(notes))
+    except _Fault as fault:
+      kind: Any = str(fault)
+      found = pool.JobOutcome(kind=kind, reason=kind, notes=tuple(notes))
+    self.log.append(
+      Entry(job=name, problem=problem, key=key, start=start, end=now)
+    )
+    return found, now
+
+
+class _Pool:
+  """Servers that take the jobs in the order of their submission."""
+
+  def __init__(self, device: SimulatedDevice, count: int):
+    self._device = device
+    self._free = [device.now + START_SECONDS] * count
+
+  def __enter__(self) -> _Pool:
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    pass
+
+  def stop(self) -> None:
+    pass
+
+  def submit(self, job: pool.Job) -> _Future:
+    server = self._free.index(min(self._free))
+    start = max(self._device.now, self._free[server])
+
+    def run(job: pool.Job) -> pool.JobOutcome:
+      nonlocal start
+      outcome, start = self._device.outcome(job, start)
+      return outcome
+
+    outcome = pool.tried(job, run)
+    ends = outcome.kind in ("crash", "hang", "memory")
+    self._free[server] = start + ends * START_SECONDS
+    return _Future(self._device, outcome, start)
+
+  def run(self, submitted: list[pool.Job]) -> list[pool.JobOutcome]:
+    return [future.result() for future in [*map(self.submit, submitted)]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Future:
+  device: SimulatedDevice
+  outcome: pool.JobOutcome
+  end: float
+
+  def result(self) -> pool.JobOutcome:
+    self.device.now = max(self.device.now, self.end)
+    return self.outcome
 
 
 def item(i):
@@ -58,7 +216,7 @@ class Run:
   """A session on a simulated device, with a table in a folder."""
 
   def __init__(self, folder, table, target=GPU, seed=0, options=OPTIONS):
-    self.device = simulated.SimulatedDevice(table, seed)
+    self.device = SimulatedDevice(table, seed)
     implementation = "cpu" if target.platform == "cpu" else "triton"
     count = len({key for _, key in table})
 
@@ -109,7 +267,7 @@ class ScheduleTest(parameterized.TestCase):
     rng = random.Random(0)
     table = behaviours(
       items,
-      lambda i, number: simulated.Behaviour(
+      lambda i, number: Behaviour(
         ms=ms * (1 + number / 10),
         noise=0.02,
         compile_seconds=rng.uniform(0.2, 1.8) * compile_seconds,
@@ -119,7 +277,7 @@ class ScheduleTest(parameterized.TestCase):
     run.tune(items)
     compiling = run.device.seconds("compile") / OPTIONS.workers
     # Each process that times candidates has to start.
-    starts = simulated.START_SECONDS * len(run.entries("time_all"))
+    starts = START_SECONDS * len(run.entries("time_all"))
     measuring = run.device.seconds("check", "time_all") + starts
     overhead = run.device.now / max(compiling, measuring)
     print(
@@ -133,7 +291,7 @@ class ScheduleTest(parameterized.TestCase):
     items = [item(i) for i in range(6)]
     run = Run(
       self.folder,
-      behaviours(items, lambda i, number: simulated.Behaviour(ms=1 + number)),
+      behaviours(items, lambda i, number: Behaviour(ms=1 + number)),
     )
     results = run.tune(items)
     self.assertEqual([r.item for r in results], items)
@@ -157,7 +315,7 @@ class ScheduleTest(parameterized.TestCase):
     items = [item(i) for i in range(4)]
     table = behaviours(
       items,
-      lambda i, number: simulated.Behaviour(ms=1 + number),
+      lambda i, number: Behaviour(ms=1 + number),
       implementation="cpu",
     )
     run = Run(self.folder, table, CPU)
@@ -181,7 +339,7 @@ class ScheduleTest(parameterized.TestCase):
 
     def of(i, number):
       fault, during = faults.get(number, ("", ""))
-      return simulated.Behaviour(
+      return Behaviour(
         ms={0: 1.0, 8: 0.8, 9: 0.9}.get(number, 0.1),
         noise=0.02,
         fault=fault,
@@ -200,9 +358,7 @@ class ScheduleTest(parameterized.TestCase):
 
   def test_no_problem_starts_after_the_budget(self):
     items = [item(i) for i in range(9)]
-    run = Run(
-      self.folder, behaviours(items, lambda i, number: simulated.Behaviour())
-    )
+    run = Run(self.folder, behaviours(items, lambda i, number: Behaviour()))
     results = run.tune(items, is_over=lambda: run.device.now > 15)
     self.assertBetween(len(results), 1, 8)
     self.assertLen(run.rows.table().rows, len(results))
@@ -217,7 +373,7 @@ COUNT: Final = 5
 def killed_table(items):
   def of(i, number):
     is_bad = (i, number) == (KILLED, 1)
-    return simulated.Behaviour(
+    return Behaviour(
       ms=1 + number / 10,
       noise=0.02,
       fault="crash" if is_bad else "",
