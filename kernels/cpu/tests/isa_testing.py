@@ -4,7 +4,6 @@
 
   python kernels/cpu/tests/isa_testing.py                 # all, in 10 minutes
   python kernels/cpu/tests/isa_testing.py --only 'f32 x ' # rows with this text
-  python kernels/cpu/tests/isa_testing.py --json FILE     # also writes results
 
 Each row is a call of a handler on one core. One process runs all instruction
 sets of the machine interleaved. Before each timed call it makes an untimed call
@@ -19,14 +18,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
-import importlib.metadata
-import json
 import os
 import pathlib
-import platform
-import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -267,52 +260,11 @@ def settled(
   return best, slower_ones(best)
 
 
-def processor() -> str:
-  """Returns the name of the first processor."""
-  try:
-    text = pathlib.Path("/proc/cpuinfo").read_text()
-  except OSError:
-    return platform.processor()
-  names = {
-    key: found[1]
-    for key in ("model name", "cpu family", "model")
-    if (found := re.search(rf"^{key}\s*:\s*(.*)$", text, re.M))
-  }
-  return (
-    f"{names.get('model name', platform.processor())}, family"
-    f" {names.get('cpu family', '?')}, model {names.get('model', '?')}"
-  )
-
-
-def revision() -> str:
-  done = subprocess.run(
-    ["git", "describe", "--always", "--dirty"],
-    cwd=pathlib.Path(__file__).parent,
-    capture_output=True,
-    text=True,
-  )
-  return done.stdout.strip()
-
-
-def environment(isas: dict[str, int], cores: int) -> dict[str, Any]:
-  return {
-    "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    "machine": f"one core of {cores}, {processor()}",
-    "instruction_sets": list(isas),
-    "versions": {
-      name: importlib.metadata.version(name) for name in ("jax", "jaxlib")
-    },
-    "git_revision": revision(),
-    "margin": MARGIN,
-  }
-
-
 def main(arguments: list[str]) -> int:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawTextHelpFormatter
   )
   parser.add_argument("--only", default="", help="rows that contain this text")
-  parser.add_argument("--json", type=pathlib.Path, help="where results go")
   given = parser.parse_args(arguments)
   # XLA's first use creates a thread for each core of this process. With one
   # core, one thread does all the work.
@@ -321,23 +273,19 @@ def main(arguments: list[str]) -> int:
   if hasattr(testing.library(), "jaxplugin_cpu_emulates_avx512"):
     parser.error("the library emulates AVX-512: its times say nothing")
   isas = {name: testing.ISA_LEVELS[name] for name in testing.isa_levels()}
-  results = {}
-  failures = 0
+  count = failures = 0
   print("ms".ljust(36), *(name.rjust(11) for name in isas))
   for row in rows():
     if given.only not in row.name:
       continue
     call, inputs = row.make()
     best, slower = settled(lambda c=call, i=inputs: measure(c, i, isas))
-    results[row.name] = {name: round(ms, 3) for name, ms in best.items()}
+    count += 1
     failures += bool(slower)
     notes = (f"{name} {ratio:.2f} times" for name, ratio in slower.items())
     columns = (f"{ms:11.3f}" for ms in best.values())
     print(row.name.ljust(36), *columns, *notes, flush=True)
-  if given.json:
-    report = environment(isas, len(cores)) | {"ms": results}
-    given.json.write_text(json.dumps(report, indent=1) + "\n")
-  print(f"{failures} of {len(results)} rows slower than a lower set")
+  print(f"{failures} of {count} rows slower than a lower set")
   return int(failures != 0)
 
 
