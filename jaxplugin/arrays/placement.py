@@ -99,14 +99,24 @@ def shard(tree: Any, sharding: Any) -> Any:
         f"{_SHARD}: tree must contain only arrays, got"
         f" {error_context.shown(leaf)}; for shapes and dtypes call jp.shardings"
       )
-  leaves, structure = jax.tree.flatten(tree)
-  placed = [
-    _place(leaf, target)
-    for leaf, target in zip(
-      leaves, jax.tree.leaves(targets, is_leaf=_is_sharding), strict=True
-    )
-  ]
-  return jax.tree.unflatten(structure, placed)
+
+  def place(x: Any, target: Any) -> Any:
+    if not leaves_lib.is_quantized(x):
+      return _place(x, target)
+    return jax.tree.map(_place_bytes, x, target)
+
+  return jax.tree.map(place, tree, targets, is_leaf=leaves_lib.is_quantized)
+
+
+def _place_bytes(leaf: Any, target: Any) -> Any:
+  """Places a leaf of a block-scaled array, 8-bit floats of a trace as bytes."""
+  if not isinstance(leaf, jax.core.Tracer) or leaf.dtype.itemsize != 1:
+    return _place(leaf, target)
+  if leaf.dtype in formats.FOUR_BITS:
+    return _place(leaf, target)
+  # Without the barrier XLA would shard the floats, and move those.
+  data = jax.lax.optimization_barrier(layouts.to_bytes(leaf))
+  return layouts.from_bytes(_place(data, target), leaf.dtype)
 
 
 def _place(leaf: Any, target: Any) -> Any:

@@ -21,16 +21,18 @@ import pytest
 from absl.testing import parameterized
 from flax import nnx
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.rewriting import acceleration_test as constructs
+from jaxplugin.testing.meshes.explicit import need_devices
 
 FORMATS = ("mxfp8", "mxfp6_e2m3", "mxfp4", "nvfp4")
 # Relative error of a sum of products in f32, from the contract.
 EPSILON = 16 * 2.0**-24
 F32 = lax.DotAlgorithmPreset.F32_F32_F32
+NUM_DEVICES = 4
 
 
 def normal(*shape, dtype=np.float32):
@@ -471,6 +473,101 @@ class PartsTest(AcceptedTest):
     self.assert_within(y, lambda w, x: x @ w[1].T, w, x)
 
 
+# Code that places a weight. Each row: a function of `put`, the weight and x,
+# and the weight's shape and contracted dimension.
+PLACES = {
+  "columns": (lambda put, w, x: x @ put(w, P(None, "b")), (64, 96), 0),
+  "transposed": (
+    lambda put, w, x: x @ put(w.astype(jnp.bfloat16).T, P("b")).T,
+    (64, 96),
+    0,
+  ),
+  "everything": (lambda put, w, x: x @ put(w, P()), (64, 96), 0),
+  "contracted rows": (
+    lambda put, w, x: jnp.dot(
+      put(x, P(None, "b")),
+      put(w, P("b")),
+      out_sharding=P() if put is jax.sharding.reshard else None,
+    ),
+    (64, 96),
+    0,
+  ),
+  "layer": (lambda put, w, x: x @ put(w[1], P(None, "b")), (2, 64, 96), 1),
+  "scanned layers": (
+    lambda put, w, x: lax.scan(lambda x, w: (x @ put(w, P()), None), x, w)[0],
+    (2, 64, 64),
+    1,
+  ),
+  "scanned experts": (
+    lambda put, w, x: lax.scan(
+      lambda x, w: (jnp.einsum("ebk,ekn->ebn", x, put(w, P("a"))), None),
+      put(jnp.stack([x, x]), P("a")),
+      w,
+    )[0],
+    (2, 2, 64, 64),
+    2,
+  ),
+  "heads": (
+    lambda put, w, x: jnp.einsum("bk,khd->bhd", x, put(w, P(None, "a"))),
+    (64, 4, 16),
+    0,
+  ),
+}
+
+
+class PlacesTest(AcceptedTest):
+  """Code places a weight on a mesh, and its bytes move."""
+
+  @parameterized.product(
+    name=tuple(PLACES),
+    kind=(AxisType.Auto, AxisType.Explicit),
+    activations=(None, "nvfp4"),
+  )
+  @pytest.mark.sample(6)
+  def test_its_bytes_move_and_are_multiplied(self, name, kind, activations):
+    need_devices(self, NUM_DEVICES)
+    function, shape, axis = PLACES[name]
+    w, x = quantized(normal(*shape), "mxfp8", axis), normal(8, 64)
+    mesh = jax.make_mesh(
+      (2, 2),
+      ("a", "b"),
+      axis_types=(kind,) * 2,
+      devices=jax.devices()[:NUM_DEVICES],
+    )
+    is_auto = kind == AxisType.Auto
+    put = lax.with_sharding_constraint if is_auto else jax.sharding.reshard
+    alone = accepted(
+      functools.partial(function, lambda w, _: w), activations=activations
+    )
+    call = accepted(functools.partial(function, put), activations=activations)
+    blocked = [None] * axis + ["a", "b"]
+    with jax.set_mesh(mesh):
+      args = jp.shard(w, P(*blocked)), jax.device_put(x, P())
+      actual, hlo = call(*args), compiled(call, *args)
+    expected = alone(w, x)
+    np.testing.assert_allclose(
+      actual, expected, rtol=0, atol=1e-6 * np.abs(expected).max()
+    )
+    self.assertEqual(hlo.count('"jaxplugin_block_scaled_dot'), 1)
+    moved = re.findall(r"= (\w+)\[\S* (?:all-gather|all-to-all)\(", hlo)
+    self.assertEqual(set(moved), {"u8"})
+
+  def test_a_place_that_cuts_blocks_dequantizes(self):
+    need_devices(self, NUM_DEVICES)
+    w, x = quantized(normal(96, 64), "mxfp8", 0), normal(5, 96)
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,))
+    function = lambda w, x: x @ lax.with_sharding_constraint(w, P("a"))
+    call = jax.jit(jp.accept_quantized(function))
+    with (
+      jax.set_mesh(mesh),
+      self.assertWarnsRegex(
+        UserWarning, "sharding_constraint.*whole blocks of 32.*jaxplugin.shard"
+      ),
+    ):
+      y = call(w, x)
+    self.assert_within(y, lambda w, x: x @ w, w, x)
+
+
 class DerivativesTest(AcceptedTest):
   """Derivatives by adapters next to frozen weights."""
 
@@ -623,8 +720,6 @@ class TrapsTest(AcceptedTest):
 
 # Models of linen, nnx and equinox; shardings, checkpoints, exports.
 
-NUM_DEVICES = 4
-
 
 def dequantized(tree):
   is_weight = lambda x: isinstance(x, (jp.ScaledArray, jp.QuantizedWeight))
@@ -762,8 +857,7 @@ class PlacedTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    need_devices(self, NUM_DEVICES)
     devices = np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 2)
     self.mesh = jax.sharding.Mesh(devices, ("a", "b"))
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -161,13 +160,13 @@ class Acceptor(calls.Walker):
   ) -> Any:
     if self._options.activations:
       patterns.record_own(primitive, params, args)
-    if primitive.name not in (*_DOTS, *calls.FOLLOWED, *weights.PARTS):
+    if primitive.name not in (*_DOTS, *calls.FOLLOWED, *weights.RULES):
       return None
     if not any(self._names(x) for x in args):
       return None
     try:
-      if primitive.name in weights.PARTS:
-        return self._parts(primitive, args, params)
+      if primitive.name in weights.RULES:
+        return self._views(primitive, args, params)
       if primitive.name in _DOTS:
         is_dense = primitive.name == _DOTS[0]
         multiply = self._dot if is_dense else self._ragged_dot
@@ -180,7 +179,7 @@ class Acceptor(calls.Walker):
     if not calls.any_contains(params, frozenset(_DOTS)):
       if primitive.name != "jit" or binding_private.is_placed(params):
         return None
-      if not calls.any_contains(params, frozenset(weights.PARTS)):
+      if not calls.any_contains(params, frozenset(weights.RULES)):
         return None
       # A function such as jnp.take, which returns a part of a weight.
       return interception_private.evaluate(params["jaxpr"], args, self)
@@ -292,6 +291,8 @@ class Acceptor(calls.Walker):
       remedy = "Change that line"
       if name in weights.PARTS:
         remedy = "Split the parameters before quantize_params"
+      if name in weights.PLACES:
+        remedy = "Place the quantized weight with jaxplugin.shard"
       warnings.warn(
         f"{WHO}: {extent} of {path} is dequantized for {name}{place}:"
         f" {reason}. The result is correct, but this saves no memory traffic."
@@ -301,22 +302,22 @@ class Acceptor(calls.Walker):
         stacklevel=2,
       )
 
-  # Parts and products.
+  # Views and products.
 
-  def _parts(
+  def _views(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
   ) -> Any:
-    """Returns the parts of a weight that an operation takes."""
+    """Returns results of an operation that the quantized weight can do."""
     x, *_ = args
     view = self.view(x)
     if view is None:
       raise facts.NotSupported(_MIXED)
-    self.outcome.is_taken = True
+    self.outcome.is_taken |= primitive.name in weights.PARTS
     results = [
       part.value(x.dtype)[0]
       if part.weight.is_rows
       else self._rebuild(part, x.dtype)[0]
-      for part in weights.PARTS[primitive.name](view, args, params)
+      for part in weights.RULES[primitive.name](view, args, params)
     ]
     return results if primitive.multiple_results else results[0]
 
@@ -357,17 +358,20 @@ class Acceptor(calls.Walker):
     x = facts.laid_out(x, x_dims, wanted)
     note = "" if x_dims == wanted else training_ragged.OTHER_LAYOUT
     call = self._call(primitive, args, params, 1 - index, note)
-    product = self._product(x, call, view.weight, dims[0], result.dtype)
     free = [
       view.dims[d]
       for d in sides.free_dims(len(view.dims), contracting[index], batch[index])
     ]
     lhs_rhs = [*free, *own] if index == 0 else [*own, *free]
-    return facts.laid_out(
-      product,
-      [*stored_batch, *own, *stored_free],
-      [*(view.dims[d] for d in batch[index]), *lhs_rhs],
+    result_dims = [*(view.dims[d] for d in batch[index]), *lhs_rhs]
+    product_dims = [*stored_batch, *own, *stored_free]
+    sharding = params["out_sharding"]
+    if sharding is not None:
+      sharding = facts.laid_out_sharding(sharding, result_dims, product_dims)
+    product = self._product(
+      x, call, view.weight, dims[0], result.dtype, sharding
     )
+    return facts.laid_out(product, product_dims, result_dims)
 
   def _call(
     self,
@@ -422,6 +426,7 @@ class Acceptor(calls.Walker):
     weight: weights.Weight,
     batch: tuple[int, ...],
     dtype: np.dtype,
+    out_sharding: Any,
   ) -> jax.Array:
     """Multiplies x (batch..., rows..., k) by a weight.
 
@@ -429,6 +434,7 @@ class Acceptor(calls.Walker):
     `call` is the prologue that computes x, or None.
     """
     options: dict[str, Any] = {
+      "out_sharding": out_sharding,
       "preferred_element_type": dtype,
       "reduce_dtype": dtype,  # that of the matmul it replaces
       "implementation": self._options.implementation,
@@ -545,8 +551,6 @@ def _require_servable(x: Any, result: Any, params: dict[str, Any]) -> None:
   reason = calls.unsupported(result.dtype, params["precision"])
   if reason:
     raise facts.NotSupported(reason)
-  if params["out_sharding"] is not None:
-    raise facts.NotSupported("it has an out_sharding")
 
 
 _NO_DERIVATIVE: Final = (
@@ -572,10 +576,7 @@ def _straight_through(
   def of_quantized(
     x: jax.Array, call: prologues.PrologueCall | None, array: Any, layers: Any
   ) -> jax.Array:
-    *lead, k = x.shape
-    rows = x.reshape(math.prod(lead), k) if layers else x
-    result = function(_quantized(call, rows, format), array, layers)
-    return result.reshape(*lead, result.shape[-1]) if layers else result
+    return function(_quantized(call, x, format), array, layers)
 
   @functools.partial(of_quantized.defjvp, symbolic_zeros=True)
   def jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core as extend_core
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
@@ -130,6 +131,30 @@ def laid_out(
   array = array.reshape([a.size if a in own else 1 for a in wanted])
   array = jnp.broadcast_to(array, [atom.size for atom in wanted])
   return array.reshape([math.prod(a.size for a in dim) for dim in dims])
+
+
+def laid_out_sharding(
+  sharding: NamedSharding,
+  own_dims: Sequence[Sequence[Atom]],
+  dims: Sequence[Sequence[Atom]],
+) -> NamedSharding:
+  """Converts a sharding of `own_dims` to one of `dims`, as `laid_out` does.
+
+  Raises:
+    NotSupported: If it splits another dimension than the outermost part of one
+      of `dims`, or has unreduced axes.
+  """
+  if getattr(sharding.spec, "unreduced", None):
+    raise NotSupported("its sharding has unreduced axes")
+  entries = [None] * len(dims)
+  for own, entry in zip(own_dims, sharding.spec, strict=False):
+    if not own or entry is None:
+      continue
+    found = [d for d, dim in enumerate(dims) if dim[: len(own)] == own]
+    if not found:
+      raise NotSupported("its sharding splits a part of a stored dimension")
+    entries[found[0]] = entry
+  return sharding.update(spec=PartitionSpec(*entries))
 
 
 @functools.partial(

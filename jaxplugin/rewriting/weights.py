@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 
 from jaxplugin import quantization
-from jaxplugin.arrays import layouts, scaled_array
+from jaxplugin.arrays import layouts, placement, scaled_array
 from jaxplugin.rewriting import facts
 
 
@@ -93,6 +94,18 @@ class Weight:
       layers=(),
       is_part=True,
     )
+
+  def placed(self, sharding: Any) -> Weight:
+    """Returns the selected layer, placed by a sharding of its dimensions.
+
+    Raises:
+      facts.NotSupported: If the stored arrays cannot be placed so.
+    """
+    try:
+      array = placement.shard(self.selected(), sharding)
+    except (TypeError, NotImplementedError) as error:
+      raise facts.NotSupported(str(error)) from error
+    return dataclasses.replace(self, array=array, layers=())
 
   def only(self, is_valid: jax.Array, dim: int) -> Weight:
     """Returns the weight with NaN where an index of dimensions is not valid.
@@ -218,8 +231,9 @@ class View:
     return value, facts.ArrayProduct(self.dims, (factor,))
 
 
-# Parts. Each function takes a view, and the arguments and parameters of an
-# operation on it. It returns the views that the operation's results are.
+# Operations that the quantized weight can do. Each function takes a view, and
+# the arguments and parameters of an operation on it. It returns the views that
+# the operation's results are.
 
 
 def _wide(index: Any) -> jax.Array:
@@ -313,6 +327,16 @@ def _gather(
   return [dataclasses.replace(part, dims=tuple(order))]
 
 
+def _place(
+  view: View, args: Sequence[Any], params: Mapping[str, Any]
+) -> list[View]:
+  """Places the stored arrays by the sharding of a view."""
+  sharding = params.get("dst_sharding") or params["sharding"]
+  if isinstance(sharding, NamedSharding):
+    sharding = facts.laid_out_sharding(sharding, view.dims, view.stored)
+  return [dataclasses.replace(view, weight=view.weight.placed(sharding))]
+
+
 PARTS: Final[
   Mapping[str, Callable[[View, Sequence[Any], Mapping[str, Any]], list[View]]]
 ] = {
@@ -322,3 +346,5 @@ PARTS: Final[
   "unstack": _unstack,
   "gather": _gather,
 }
+PLACES: Final = {"sharding_constraint": _place, "reshard": _place}
+RULES: Final = {**PARTS, **PLACES}
