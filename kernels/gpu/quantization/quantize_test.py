@@ -32,6 +32,10 @@ CASES = (
   ("mxfp8", "floor"),
   ("mxfp8_e5m2", "up"),
   ("mxfp8_e5m2", "floor"),
+  ("mxfp6_e2m3", "up"),
+  ("mxfp6_e2m3", "floor"),
+  ("mxfp6_e3m2", "up"),
+  ("mxfp6_e3m2", "floor"),
   ("mxfp4", "up"),
   ("mxfp4", "floor"),
   ("nvfp4", "up"),
@@ -111,7 +115,7 @@ INPUTS = {
 
 class SweepTest(parameterized.TestCase):
   @parameterized.product(case=CASES, name=tuple(INPUTS))
-  @pytest.mark.sample(8)  # each case
+  @pytest.mark.sample(12)  # each case
   def test_bits_are_those_of_jp_quantize(self, case, name):
     format_name, scale_rounding = case
     x = INPUTS[name]()
@@ -171,14 +175,14 @@ class SweepTest(parameterized.TestCase):
       self.assertBetween(np.mean(scale == 255), 0.05, 0.6)
 
   @parameterized.product(
-    format_name=("mxfp8", "mxfp8_e5m2", "mxfp4"),
+    format_name=("mxfp8", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4"),
     dtype=(np.float32, np.float16, BF16),
   )
   def test_values_next_to_ties_round_as_ml_dtypes_casts(
     self, format_name, dtype
   ):
-    values_dtype = formats.by_name(format_name).values_dtype
-    bits = 7 if format_name != "mxfp4" else 3
+    format = formats.by_name(format_name)
+    values_dtype, bits = format.values_dtype, format.facts.element.sign_shift
     codes = np.arange(2**bits, dtype=np.uint8).view(values_dtype)
     numbers = codes.astype(np.float64)
     numbers = numbers[np.isfinite(numbers)]
