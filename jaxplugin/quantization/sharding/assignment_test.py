@@ -1,23 +1,44 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which values of an array stay together on a device that quantizes them."""
+"""Values that stay together, and shardings in the types of quantized arrays."""
 
+import re
+
+import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import parameterized
+from jax.sharding import PartitionSpec as P
 
-from jaxplugin.core import formats
+import jaxplugin as jp
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.sharding import assignment
+from jaxplugin.testing import contract
+from jaxplugin.testing.meshes import explicit
+
+X = np.random.default_rng(0).standard_normal((16, 256)).astype(np.float32)
+
+
+def _specs(x):
+  return [jax.typeof(leaf).sharding.spec for leaf in (x.values, x.scale)]
+
+
+def _collectives(compiled):
+  """(operation, element type) of those in optimized HLO."""
+  names = "all-gather|all-reduce|all-to-all|collective-permute"
+  pattern = rf"= \(?(\w+)\[\S* ({names})(?:-start)?\("
+  return sorted({(op, t) for t, op in re.findall(pattern, compiled.as_text())})
 
 
 class GranulesTest(parameterized.TestCase):
   @parameterized.parameters(
-    (formats.MXFP8, {}, (1, 32)),
-    (formats.NVFP4, {}, (1, 16)),
-    (formats.NVFP4, {"square": (0,)}, (16, 16)),
-    (formats.MXFP4, {"hadamard": 16}, (1, 32)),
-    (formats.MXFP4, {"hadamard": 64}, (1, 64)),
-    (formats.NVFP4, {"hadamard": 64, "square": (0,)}, (16, 64)),
+    (jp.MXFP8, {}, (1, 32)),
+    (jp.NVFP4, {}, (1, 16)),
+    (jp.NVFP4, {"square": (0,)}, (16, 16)),
+    (jp.MXFP4, {"hadamard": 16}, (1, 32)),
+    (jp.MXFP4, {"hadamard": 64}, (1, 64)),
+    (jp.NVFP4, {"hadamard": 64, "square": (0,)}, (16, 64)),
   )
   def test_blocks_squares_and_groups_stay_whole(
     self, format, options, granules
@@ -30,3 +51,103 @@ class GranulesTest(parameterized.TestCase):
       options=(problems.RecipeOptions(**options),),
     )
     self.assertEqual(assignment.quantize_granules(problem), granules)
+
+
+class ExplicitTest(explicit.ExplicitTestCase):
+  @parameterized.parameters(
+    (jp.MXFP8, {}, P("a", "b"), P("a", "b")),
+    (jp.NVFP4, {}, P("a", "b"), P("a", "b")),
+    (jp.NVFP4, {"packed": False}, P("b", "a"), P("b", "a")),
+    (jp.NVFP4, {"key": jax.random.key(1)}, P("a", "b"), P("a", "b")),
+    (jp.NVFP4, {"axis": 0}, P("a", "b"), P(None, "b")),  # one block
+    (jp.NVFP4, {"scale_layout": "swizzled_128x4"}, P("a", "b"), None),
+    # Bits of another generator are those of the whole array.
+    (jp.MXFP8, {"key": jax.random.key(1, impl="rbg")}, P("a", "b"), None),
+  )
+  @pytest.mark.sample(2)
+  def test_bits_are_those_of_one_device(self, format, options, spec, expected):
+    if options.get("scale_layout"):
+      options["axis"] = 1
+    function = jax.jit(lambda x: jp.quantize(x, format, **options))
+    whole = function(X)
+    with jax.set_mesh(self.mesh):
+      lowered = function.lower(self.put(X, spec))
+      result = function(self.put(X, spec))
+      back = jax.jit(jp.dequantize)(result)
+    self.assertNotIn("jaxplugin_partitioned", lowered.as_text())
+    contract.assert_same_bits(result, whole)
+    contract.assert_same_bits(back, jp.dequantize(whole))
+    if expected is not None:
+      self.assertEqual(_specs(result), [expected, expected])
+      self.assertEqual(jax.typeof(back).sharding.spec, expected)
+
+  def test_blocks_that_an_axis_cuts_have_a_gradient(self):
+    weight = np.arange(X.size, dtype=np.float32).reshape(X.shape)
+    for format in ("int8_row", "fp8_1x128", "fp8_128x128", "uint4_128"):
+
+      def function(x, format=format):
+        x_q = jp.quantize(x, format, derivative="straight_through")
+        return (jp.dequantize(x_q) * weight).sum(), x_q
+
+      call = jax.jit(jax.grad(function, has_aux=True))
+      expected, whole = call(X)
+      for spec in (P("a", "b"), P("b", "a")):
+        with self.subTest(format=format, spec=spec), jax.set_mesh(self.mesh):
+          gradient, x_q = call(self.put(X, spec))
+          contract.assert_same_bits(
+            x_q.without_surrogate(), whole.without_surrogate()
+          )
+          np.testing.assert_array_equal(gradient, expected)
+          self.assertEqual(jax.typeof(gradient).sharding.spec, spec)
+
+  def test_one_maximum_and_no_other_collective(self):
+    with jax.set_mesh(self.mesh):
+      x = self.put(X, P("a", "b"))
+      both = lambda x: jp.quantize_both(x, jp.NVFP4)
+      found = _collectives(jax.jit(both).lower(x).compile())
+    # Along rows it is one block: x is exchanged.
+    self.assertIn(("all-reduce", "u32"), found)
+    one = jax.jit(lambda x: jp.quantize(x, jp.NVFP4))
+    with jax.set_mesh(self.mesh):
+      self.assertEqual(
+        _collectives(one.lower(x).compile()), [("all-reduce", "u32")]
+      )
+
+  @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  @pytest.mark.sample(1)
+  def test_out_sharding_sends_bytes(self, format):
+    function = jax.jit(lambda x: jp.quantize(x, format, out_sharding=P("b")))
+    with jax.set_mesh(self.mesh):
+      x = self.put(X, P(("b", "a")))
+      compiled = function.lower(x).compile()
+      result = compiled(x)
+    self.assertEqual(_specs(result), [P("b", None), P("b", None)])
+    contract.assert_same_bits(result, jp.quantize(X, format))
+    sent = {t for op, t in _collectives(compiled) if op != "all-reduce"}
+    self.assertEqual(sent, {"u8"})
+
+  def test_out_sharding_is_checked(self):
+    x = X[:, :96]  # three blocks of 32
+    with jax.set_mesh(self.mesh):
+      for given, error, message in (
+        (P(None, "a"), ValueError, "quantize: out_sharding must not cut a"
+         " block.* splits 3 blocks of axis 1 into 2 parts"),
+        (P("c"), ValueError, "c"),
+        ("a", TypeError, "NamedSharding|PartitionSpec"),
+      ):  # fmt: skip
+        with self.subTest(given), self.assertRaisesRegex(error, message):
+          jp.quantize(x, jp.MXFP8, out_sharding=given)
+      with self.assertRaisesRegex(ValueError, "got scale_layout='swiz"):
+        jp.quantize(
+          X, jp.MXFP8, scale_layout="swizzled_128x4", out_sharding=P("a")
+        )
+
+  def test_dequantize_of_blocks_that_an_axis_cuts(self):
+    x = jp.quantize(X[:, :96], jp.MXFP8)
+    with jax.set_mesh(self.mesh):
+      x.values = self.put(x.values, P(None, "a"))
+      x.scale = self.put(x.scale, P("a"))
+      result = jax.jit(lambda x: jp.dequantize(x, jnp.bfloat16))(x)
+    self.assertEqual(jax.typeof(result).sharding.spec, P(None, "a"))
+    expected = jp.dequantize(jp.quantize(X[:, :96], jp.MXFP8), jnp.bfloat16)
+    contract.assert_same_bits(result, expected)
