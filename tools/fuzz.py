@@ -50,7 +50,7 @@ import numpy as np
 
 import jaxplugin as jp
 from jaxplugin.core import formats, targets
-from jaxplugin.dot.backends import cpu
+from jaxplugin.runtime import cpu_library
 from jaxplugin.stablehlo import modules
 from jaxplugin.testing import contract, written_modules
 from jaxplugin.testing.dot_suite import dot_cases
@@ -161,7 +161,7 @@ def _available_isas() -> tuple[int, ...]:
     x = jp.quantize(jnp.ones((1, 32)), jp.MXFP8)
     call = lambda x: jp.block_scaled_dot(x, x, implementation="cpu")
     try:
-      with mock.patch.object(cpu, "BEST_ISA", isa):
+      with mock.patch.object(cpu_library, "BEST_ISA", isa):
         jax.jit(call)(x).block_until_ready()
     except (NotImplementedError, jax.errors.JaxRuntimeError):
       return False
@@ -180,7 +180,7 @@ def dot(rng: np.random.Generator) -> None:
   isa = int(rng.choice(isas))
   run = _jit if run is _eager else run  # eager calls are compiled once
   try:
-    with mock.patch.object(cpu, "BEST_ISA", isa):
+    with mock.patch.object(cpu_library, "BEST_ISA", isa):
       return _check_dot(rng, run, implementation=implementation)
   except AssertionError as error:
     raise AssertionError(f"instruction set {isa}: {error}") from None

@@ -23,12 +23,12 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.dot import backends
-from jaxplugin.dot.backends import cpu
 from jaxplugin.operation import failures, repro_files
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.quantization import problems
 from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.repro import oracle, replaying
+from jaxplugin.runtime import cpu_library
 from jaxplugin.testing import command_lines
 
 RNG = np.random.default_rng(5)
@@ -551,7 +551,7 @@ class AutomaticTest(ReproTestCase):
     def call():
       return jp.block_scaled_dot(x_q, x_q, implementation="cpu")
 
-    with mock.patch.object(cpu, "BEST_ISA", 77):
+    with mock.patch.object(cpu_library, "BEST_ISA", 77):
       with self.assertRaises(jax.errors.JaxRuntimeError) as caught:
         if how == "eager":
           call()
@@ -573,7 +573,7 @@ class AutomaticTest(ReproTestCase):
 
   def test_error_of_a_kernel_with_an_offset_writes_its_call(self):
     w = jp.quantize(normal(64, 64), "uint4_32_min")
-    with mock.patch.object(cpu, "BEST_ISA", 77):
+    with mock.patch.object(cpu_library, "BEST_ISA", 77):
       with self.assertRaises(jax.errors.JaxRuntimeError), jp.debug_checks():
         jax.jit(lambda x: jp.linear(x, w))(X)
       (path,) = self.files()

@@ -17,7 +17,9 @@ import functools
 import threading
 from typing import Any, Final
 
+import jax
 import jax.ffi
+import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.core import decisions, formats, targets
@@ -84,6 +86,7 @@ _INSTRUCTION_SETS: Final = {
   "neon_dotprod": 6,
   "neon_i8mm": 7,
 }
+BEST_ISA: Final = 0  # value of `isa` that selects the machine's best one
 _PLAIN_BLOCK_SIZE: Final = 32  # passed for an operand without scale; not read
 _MAX_ERROR_BYTES: Final = 512
 
@@ -124,10 +127,39 @@ def source(target: targets.Target) -> decisions.Source | None:
   return None if digest is None else decisions.Source(kernels=digest)
 
 
-def thread_limit(target: targets.Target | None) -> dict[str, np.int64]:
-  """Returns the attribute of a custom call that limits its threads, if any."""
+def call_attributes(target: targets.Target | None) -> dict[str, np.int64]:
+  """Returns the attributes of every custom call: instructions and threads."""
+  attributes = {"isa": np.int64(BEST_ISA)}
   threads = None if target is None else target.options.threads
-  return {} if threads is None else {"max_threads": np.int64(threads)}
+  if threads is not None:
+    attributes["max_threads"] = np.int64(threads)
+  return attributes
+
+
+def format_attributes(
+  format: formats.BlockFormat, dtype: np.dtype, prefix: str = ""
+) -> dict[str, np.int64]:
+  """Returns the attributes of a custom call for an operand's values.
+
+  Args:
+    format: format of the operand.
+    dtype: dtype of the array of values.
+    prefix: prefix of the attributes' names.
+  """
+  attributes = {f"{prefix}block_size": np.int64(format.block_size)}
+  element = ELEMENTS.get(format.values_dtype)
+  if element is not None and dtype == formats.PACKED:
+    attributes[f"{prefix}element"] = np.int64(element)
+  if format.fraction_bits:
+    attributes[f"{prefix}fraction_bits"] = np.int64(format.fraction_bits)
+  return attributes
+
+
+def or_absent(x: jax.Array | None) -> jax.Array:
+  """Returns the operand of a custom call for an array that may be absent."""
+  # `jnp.zeros` is traced. custom_partitioning refuses constants like NumPy
+  # arrays.
+  return jnp.zeros((0,), jnp.float32) if x is None else x
 
 
 def refusal(target: targets.Target) -> decisions.Unsupported | None:

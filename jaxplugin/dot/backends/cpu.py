@@ -362,7 +362,6 @@ _FLOATS_ARE_FASTER: Final = (
 _DOT: Final = "jaxplugin_block_scaled_dot"
 # Attribute values of the custom call, listed in kernels/cpu/README.md.
 _ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
-BEST_ISA: Final = 0
 _UNUSED_BLOCK_SIZE: Final = 32  # attribute of an operand without scale
 
 
@@ -380,7 +379,7 @@ class QuantizedOutput:
 
   @property
   def operands(self) -> tuple[jax.Array]:
-    return (or_absent(self.global_scale),)
+    return (cpu_library.or_absent(self.global_scale),)
 
   def types(self, rows: int) -> list[jax.ShapeDtypeStruct]:
     """Returns the types of the custom call's results, in rows."""
@@ -591,9 +590,9 @@ def _dot(
   result: Any = jax.ffi.ffi_call(_DOT, types)(
     *(lhs.values, lhs_scale[0]),
     *(rhs.values, rhs_scale[0]),
-    or_absent(global_scale),
-    or_absent(bias),
-    or_absent(residual),
+    cpu_library.or_absent(global_scale),
+    cpu_library.or_absent(bias),
+    cpu_library.or_absent(residual),
     *offset_operand(offset, rhs_scale[0]),
     *(quantized.operands if quantized else ()),
     **attributes("lhs", lhs, lhs_scale[1]),
@@ -602,9 +601,8 @@ def _dot(
     **offset_attribute(offset),
     **(quantized.attributes if quantized else {}),
     activation=np.int64(_ACTIVATIONS[call.activation]),
-    isa=np.int64(BEST_ISA),
     **config.attributes(),
-    **cpu_library.thread_limit(target),
+    **cpu_library.call_attributes(target),
   )
   return (
     result.reshape(shape) if quantized is None else quantized.results(result)
@@ -624,7 +622,7 @@ def scale_of(side: sides.Side, dense: sides.Side) -> tuple[jax.Array, int]:
   if (
     side.square_scale is None or len(side.free) > 1 or len(side.contracting) > 1
   ):
-    return or_absent(dense.scale), 1
+    return cpu_library.or_absent(dense.scale), 1
   scale = side.merge(side.square_scale)
   assert side.format is not None
   size = side.format.block_size
@@ -651,17 +649,14 @@ def attributes(
   format = side.format
   if format is None:
     return {f"{prefix}_block_size": np.int64(_UNUSED_BLOCK_SIZE)}
-  attributes = {f"{prefix}_block_size": np.int64(format.block_size)}
-  element = cpu_library.ELEMENTS.get(format.values_dtype)
-  if element is not None and side.values.dtype == formats.PACKED:
-    attributes[f"{prefix}_element"] = np.int64(element)
+  attributes = cpu_library.format_attributes(
+    format, side.values.dtype, f"{prefix}_"
+  )
   if side.scale.dtype == formats.PACKED:
     element = cpu_library.SCALE_ELEMENTS[format.scale_dtype]
     attributes[f"{prefix}_scale_element"] = np.int64(element)
   if scale_rows > 1:
     attributes[f"{prefix}_scale_rows"] = np.int64(scale_rows)
-  if format.fraction_bits:
-    attributes[f"{prefix}_fraction_bits"] = np.int64(format.fraction_bits)
   return attributes
 
 
@@ -684,12 +679,6 @@ def offset_attribute(
 ) -> dict[str, np.int64]:
   """Returns the attribute that belongs to `offset_operand`."""
   return {} if offset is None else {"rhs_code_offset": np.int64(offset[1])}
-
-
-def or_absent(x: jax.Array | None) -> jax.Array:
-  # `jnp.zeros` is traced. custom_partitioning refuses constants like NumPy
-  # arrays.
-  return jnp.zeros((0,), jnp.float32) if x is None else x
 
 
 BACKEND: Final[decisions.BackendRecord[problems.DotProblem]] = (

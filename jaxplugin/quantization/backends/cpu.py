@@ -49,7 +49,6 @@ _FUNCTIONS: Final = {
 }
 _HALVES: Final = {None: 0, "split": 1, "interleaved": 2}
 _GRADIENTS: Final = {None: 0, "x": 1, "up": 2}
-_BEST_ISA: Final = 0
 _SHARD: Final = (
   "a kernel draws the random bits of a whole array, and x is one device's shard"
 )
@@ -235,9 +234,9 @@ def quantize(
 ) -> list[jax.Array]:
   """Computes the results of `quantize_p`."""
   cpu_library.register()
-  limit = cpu_library.thread_limit(target)
+  attributes = _attributes(problem, target)
   if problem.prologue is not None:
-    return _quantize_prologue(x, global_scale, problem, limit, keys, more)
+    return _quantize_prologue(x, global_scale, problem, attributes, keys, more)
   (b,), (single,) = problem.blockings, problem.each()
   is_last = single.blockings[0].axis() == len(single.shape) - 1
   is_turned = b.merges_in_place and b.dims[-1] < len(problem.shape) - 1
@@ -246,15 +245,15 @@ def quantize(
     and not (is_turned and problem.for_products)
     and problem.options == (problems.NO_OPTIONS,)
   ):
-    return _quantize_rows(x, global_scale, problem, limit)
-  return _quantize_operand(x, global_scale, problem, limit, *keys)
+    return _quantize_rows(x, global_scale, problem, attributes)
+  return _quantize_operand(x, global_scale, problem, attributes, *keys)
 
 
 def _quantize_rows(
   x: jax.Array,
   global_scale: jax.Array | None,
   problem: problems.QuantizationProblem,
-  limit: dict[str, np.int64],
+  attributes: dict[str, np.int64],
 ) -> list[jax.Array]:
   """Quantizes along the last dimension, without options."""
   (b,) = problem.blockings
@@ -262,7 +261,7 @@ def _quantize_rows(
   x = b.apply(x)
   rows = x.reshape(-1, x.shape[-1])
   results = jax.ffi.ffi_call(_QUANTIZE, _types(problem, rows.shape[0], k))(
-    rows, _or_absent(global_scale), **_attributes(problem), **limit
+    rows, cpu_library.or_absent(global_scale), **attributes
   )
   return _shaped(results, problem, (*lead, k))
 
@@ -271,7 +270,7 @@ def _quantize_prologue(
   x: jax.Array,
   global_scale: jax.Array | None,
   problem: problems.QuantizationProblem,
-  limit: dict[str, np.int64],
+  attributes: dict[str, np.int64],
   keys: Sequence[jax.Array | None],
   more: Mapping[str, jax.Array],
 ) -> list[jax.Array]:
@@ -297,13 +296,13 @@ def _quantize_prologue(
   arrays = [
     more[name].reshape(-1, more[name].shape[-1])
     if name in more and name in prologues.OF_X
-    else _or_absent(more.get(name))
+    else cpu_library.or_absent(more.get(name))
     for name in prologues.OPERANDS
     if name != "cotangent" or prologue.gradient
   ]
   results = jax.ffi.ffi_call(_QUANTIZE, types)(
     rows,
-    _or_absent(global_scale),
+    cpu_library.or_absent(global_scale),
     *arrays,
     *(key for key in keys if key is not None),
     prologue=np.int64(_FUNCTIONS[prologue.function]),
@@ -314,8 +313,7 @@ def _quantize_prologue(
     limit=np.float32(prologue.limit),
     along=np.int64(sum({1 + (run > 0) for run in runs})),
     run=np.int64(max(runs)),
-    **_attributes(problem),
-    **limit,
+    **attributes,
   )
   found: dict[int, list[jax.Array]] = {}
   for at, i in enumerate(order):
@@ -334,7 +332,7 @@ def _quantize_operand(
   x: jax.Array,
   global_scale: jax.Array | None,
   problem: problems.QuantizationProblem,
-  limit: dict[str, np.int64],
+  attributes: dict[str, np.int64],
   key: jax.Array | None = None,
 ) -> list[jax.Array]:
   """Quantizes along any dimension, with the options of recipes."""
@@ -364,14 +362,13 @@ def _quantize_operand(
     _QUANTIZE_OPERAND, _types(problem, outer * inner, padded)
   )(
     x.reshape(outer, x.shape[axis], inner),
-    _or_absent(global_scale),
+    cpu_library.or_absent(global_scale),
     jnp.zeros((0,), jnp.uint32) if key is None else key,
-    **_attributes(problem),
     hadamard=np.int64(options.hadamard or 1),
     square=np.int64(square or 0),
     four_over_six=np.int64(options.four_over_six),
     scale_up=np.int64(options.scale_up),
-    **limit,
+    **attributes,
   )
   return _restored(results, problem, b, order)
 
@@ -417,12 +414,14 @@ def _types(
   )
 
 
-def _attributes(problem: problems.QuantizationProblem) -> dict[str, np.int64]:
+def _attributes(
+  problem: problems.QuantizationProblem, target: targets.Target | None
+) -> dict[str, np.int64]:
   return {
+    **cpu_library.call_attributes(target),
     "format": np.int64(cpu_library.FORMATS[problem.format]),
     "rounding": np.int64(cpu_library.ROUNDINGS[problem.scale_rounding]),
     "compute_global": np.int64(problem.computes_global_scale),
-    "isa": np.int64(_BEST_ISA),
   }
 
 
@@ -458,30 +457,18 @@ def dequantize(
   is_fused = factor is None or factor.ndim == 0
   dtype = problem.out_dtype if is_fused else np.dtype(np.float32)
   rows = values.reshape(-1, values.shape[-1])
-  format = problem.format
-  attributes = {"block_size": np.int64(format.block_size)}
-  element = cpu_library.ELEMENTS.get(format.values_dtype)
-  if element is not None and rows.dtype == formats.PACKED:
-    attributes["element"] = np.int64(element)
-  if format.fraction_bits:
-    attributes["fraction_bits"] = np.int64(format.fraction_bits)
   result = jax.ffi.ffi_call(
     _DEQUANTIZE, jax.ShapeDtypeStruct((rows.shape[0], k), dtype)
   )(
     rows,
     scale.reshape(-1, scale.shape[-1]),
-    _or_absent(factor if is_fused else None),
-    **attributes,
-    isa=np.int64(_BEST_ISA),
-    **cpu_library.thread_limit(target),
+    cpu_library.or_absent(factor if is_fused else None),
+    **cpu_library.format_attributes(problem.format, rows.dtype),
+    **cpu_library.call_attributes(target),
   ).reshape(*lead, k)
   if factor is None or is_fused:
     return result
   return (result * factor).astype(problem.out_dtype)
-
-
-def _or_absent(x: jax.Array | None) -> jax.Array:
-  return jnp.zeros((0,), jnp.float32) if x is None else x
 
 
 QUANTIZE: Final[decisions.BackendRecord[problems.QuantizationProblem]] = (

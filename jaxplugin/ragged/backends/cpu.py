@@ -137,11 +137,11 @@ def _ragged_dot(
   result_type = jax.ShapeDtypeStruct(call.shape, call.preferred_element_type)
   types = result_type if quantized is None else quantized.types(call.num_rows)
   result = jax.ffi.ffi_call(_RAGGED_DOT, types)(
-    *(call.lhs.values, cpu.or_absent(call.lhs.scale)),
+    *(call.lhs.values, cpu_library.or_absent(call.lhs.scale)),
     *(call.rhs.values, rhs_scale),
     call.group_sizes,
-    cpu.or_absent(global_scale),
-    cpu.or_absent(bias),
+    cpu_library.or_absent(global_scale),
+    cpu_library.or_absent(bias),
     *cpu.offset_operand(offset, rhs_scale),
     *(quantized.operands if quantized else ()),
     **cpu.attributes("lhs", call.lhs),
@@ -150,8 +150,7 @@ def _ragged_dot(
     **cpu.offset_attribute(offset),
     **(quantized.attributes if quantized else {}),
     activation=np.int64(_ACTIVATIONS[call.activation]),
-    isa=np.int64(cpu.BEST_ISA),
-    **cpu_library.thread_limit(target),
+    **cpu_library.call_attributes(target),
   )
   return result if quantized is None else quantized.results(result)
 
