@@ -55,13 +55,10 @@ def matmul_kernel(
 
   If k is split, out is f32[split_k, batch, m, n], without the epilogue.
   """
-  plane, batch, row, column, k = tiles.program_position(TILING)
-  matrix = tiles.matrix_of_rhs(batch, layer, TILING)
-  acc = accumulation.accumulate(
-    (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
-  )
-  position = (plane, batch, row, column, k)
+  left, right = (lhs, lhs_scale), (rhs, rhs_scale, layer)
   epilogue = (global_scale, second_global_scale, bias, residual)
+  position = tiles.program_position(TILING)
+  acc = _accumulate(position, left, right, TILING)
   epilogues.store_tile(acc, position, epilogue, out, TILING)
 
 
@@ -88,14 +85,11 @@ def matmul_quantized_kernel(
 
   For the arrays after `residual` see `epilogues.quantize_part`.
   """
-  position = tiles.program_position(TILING)
-  _, batch, row, column, k = position
-  matrix = tiles.matrix_of_rhs(batch, layer, TILING)
-  acc = accumulation.accumulate(
-    (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
-  )
+  left, right = (lhs, lhs_scale), (rhs, rhs_scale, layer)
   epilogue = (global_scale, second_global_scale, bias, residual)
   out = (out_global_scale, key, amax, values, scale)
+  position = tiles.program_position(TILING)
+  acc = _accumulate(position, left, right, TILING)
   epilogues.store_quantized_tile(acc, position, epilogue, out, TILING, RESULT)
 
 
@@ -139,15 +133,29 @@ def _multiply_tile(tile, rows, lhs, rhs, epilogue, out, TILING: tl.constexpr):
   """Computes one tile of `rows` rows, by its number."""
   tiles_m = tl.cdiv(rows, TILING.config.block_m)
   plane, batch, row, column, k = tiles.position_of(tile, tiles_m, TILING)
+  position = (plane, batch, (row, rows), column, k)
+  acc = _accumulate(position, lhs, rhs, TILING)
+  epilogues.store_tile(acc, position, epilogue, out, TILING)
+
+
+@triton.jit
+def _accumulate(position, lhs, rhs, TILING: tl.constexpr):
+  """Returns the accumulator of one tile, see `accumulation.accumulate`.
+
+  Args:
+    position: see `tiles.position_of`; its row as for `tiles.row_and_rows`.
+    lhs: pointers (values, scale).
+    rhs: pointers (values, scale, layer).
+    TILING: constexpr.
+  """
+  _, batch, row, column, k = position
   matrix = tiles.matrix_of_rhs(batch, rhs[2], TILING)
-  acc = accumulation.accumulate(
-    (lhs[0], lhs[1], batch, (row, rows)),
+  return accumulation.accumulate(
+    (lhs[0], lhs[1], batch, row),
     (rhs[0], rhs[1], matrix, column),
     k,
     TILING,
   )
-  position = (plane, batch, (row, rows), column, k)
-  epilogues.store_tile(acc, position, epilogue, out, TILING)
 
 
 @triton.jit(repr=matmul_plans.kernel_name_of("reduce"))
