@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from jaxplugin.kernels.gpu import inline_ptx
 
 from jaxplugin.kernels import formats
 
@@ -37,20 +36,122 @@ _E4M3_BIAS_REPAIR = tl.constexpr(2.0 ** (127 - formats.E4M3.bias))
 _E4M3_MAX = tl.constexpr(formats.E4M3.max)
 _E4M3_IN_F32 = tl.constexpr(0x87F00000 - 2**32)  # sign, and bits 20 to 26
 _E2M1_BIAS_REPAIR = tl.constexpr(2.0 ** (127 - formats.E2M1.bias))
-_E4M3_TO_BF16 = tl.constexpr(inline_ptx.E4M3_TO_BF16)
-_E2M1_TO_BF16 = tl.constexpr(inline_ptx.E2M1_TO_BF16)
-_E2M1_TO_F32 = tl.constexpr(inline_ptx.E2M1_TO_F32)
-_PRODUCTS_OF_PAIRS = tl.constexpr(inline_ptx.PRODUCTS_OF_PAIRS)
-_INT8_TO_BF16 = tl.constexpr(inline_ptx.INT8_TO_BF16)
-_INT8_PAIR_TO_BF16 = tl.constexpr(inline_ptx.INT8_PAIR_TO_BF16)
-_E5M2_TO_BF16 = tl.constexpr(inline_ptx.E5M2_TO_BF16)
 _E2M1_IN_F32 = tl.constexpr(0x81C00000 - 2**32)  # sign, and bits 22 to 24
-_HALVES = tl.constexpr(inline_ptx.HALVES)
 # 2^23 in f32, whose last bit is 1, and a pair of 2^7 in bf16.
 _INTEGERS_IN_F32 = tl.constexpr(0x4B000000)
 _PAIR_OF_INTEGERS_IN_BF16 = tl.constexpr(0x43004300)
 _INT4_SHIFT = tl.constexpr(136.0)
-_E4M3_PAIR_TO_BF16 = tl.constexpr(inline_ptx.E4M3_PAIR_TO_BF16)
+
+# Inline PTX; `E2M1_TO_F32` is AMDGCN. The tests' interpreter finds its computation
+# by the text.
+
+# $0, $1: the lower and the upper half of $2.
+HALVES = tl.constexpr("mov.b32 {$0, $1}, $2;")
+
+# $0, $1: bf16 of the four E4M3 codes of $2, the lowest first; two in each.
+#
+# `prmt` puts a code's byte below eight copies of its sign; shifted, the sign,
+# exponent and mantissa are at their places in bf16, and the number is the value
+# times 2^-120. A conversion to f16 detects the NaN, which would be 480: the
+# repair adds NaN to it, and 0 to all other numbers.
+E4M3_TO_BF16 = tl.constexpr("""{
+  .reg .b32 x, y, a, b, nan, repair;
+  prmt.b32 x, $2, 0, 0x9180;
+  prmt.b32 y, $2, 0, 0xB3A2;
+  shl.b32 x, x, 4;
+  shl.b32 y, y, 4;
+  and.b32 x, x, 0x87F087F0;
+  and.b32 y, y, 0x87F087F0;
+  abs.f16x2 a, x;
+  abs.f16x2 b, y;
+  mov.b32 nan, 0x07F007F0;
+  set.eq.u32.f16x2 a, a, nan;
+  set.eq.u32.f16x2 b, b, nan;
+  mov.b32 repair, 0x7B807B80;
+  fma.rn.bf16x2 $0, x, repair, a;
+  fma.rn.bf16x2 $1, y, repair, b;
+}""")
+
+# $0, $1: bf16 of the four E5M2 codes of $2, the high bytes of f16 numbers.
+E5M2_TO_BF16 = tl.constexpr("""{
+  .reg .b32 x;
+  .reg .b16 a, b;
+  .reg .f32 low, high;
+  prmt.b32 x, $2, 0, 0x1404;
+  mov.b32 {a, b}, x;
+  cvt.f32.f16 low, a;
+  cvt.f32.f16 high, b;
+  cvt.rn.bf16x2.f32 $0, high, low;
+  prmt.b32 x, $2, 0, 0x3424;
+  mov.b32 {a, b}, x;
+  cvt.f32.f16 low, a;
+  cvt.f32.f16 high, b;
+  cvt.rn.bf16x2.f32 $1, high, low;
+}""")
+
+# $0: bf16 of the two INT8 codes in the 16 bits of $1, the lowest first.
+#
+# `prmt` puts a code below 0x43. With its lower 7 bits the bf16 number is 128
+# plus these bits. With its sign bit alone it is 128, or 256 if the bit is set.
+# `lop3` masks and negates the latter, so the sum of both is the integer.
+INT8_PAIR_TO_BF16 = tl.constexpr("""{
+  .reg .b32 x, low, high, one;
+  mov.b32 x, {$1, $1};
+  prmt.b32 x, x, 0x43, 0x4140;
+  and.b32 low, x, 0x437F437F;
+  lop3.b32 high, x, 0x43804380, 0x80008000, 0x6A;
+  mov.b32 one, 0x3F803F80;
+  fma.rn.bf16x2 $0, low, one, high;
+}""")
+
+# $0, $1: bf16 of the four INT8 codes of $2, the lowest first; two in each.
+INT8_TO_BF16 = tl.constexpr("""{
+  .reg .b32 x, y, low, high, one;
+  prmt.b32 x, $2, 0x43, 0x4140;
+  prmt.b32 y, $2, 0x43, 0x4342;
+  mov.b32 one, 0x3F803F80;
+  and.b32 low, x, 0x437F437F;
+  lop3.b32 high, x, 0x43804380, 0x80008000, 0x6A;
+  fma.rn.bf16x2 $0, low, one, high;
+  and.b32 low, y, 0x437F437F;
+  lop3.b32 high, y, 0x43804380, 0x80008000, 0x6A;
+  fma.rn.bf16x2 $1, low, one, high;
+}""")
+
+# $0 to $3: bf16 of the four pairs of E2M1 codes of $4, the lowest first; two in
+# each. PTX ISA 9.2, "cvt".
+E2M1_TO_BF16 = tl.constexpr("""{
+  .reg .b8 a, b, c, d;
+  mov.b32 {a, b, c, d}, $4;
+  cvt.rn.bf16x2.e2m1x2 $0, a;
+  cvt.rn.bf16x2.e2m1x2 $1, b;
+  cvt.rn.bf16x2.e2m1x2 $2, c;
+  cvt.rn.bf16x2.e2m1x2 $3, d;
+}""")
+
+# AMD's, of CDNA 4. $0: f32 of the two E2M1 codes in the lowest byte of $1, the
+# lower one first, times the scale 1 (LLVM, "llvm.amdgcn.cvt.scalef32.pk").
+E2M1_TO_F32 = tl.constexpr("v_cvt_scalef32_pk_f32_fp4 $0, $1, 1.0")
+
+# $0: the products of the pairs of bf16 numbers $1 and $2.
+PRODUCTS_OF_PAIRS = tl.constexpr("""{
+  .reg .b32 zeros;
+  mov.b32 zeros, 0x80008000;
+  fma.rn.bf16x2 $0, $1, $2, zeros;
+}""")
+
+# $0, $1: bf16 of the lower and the upper E4M3 code of $2.
+E4M3_PAIR_TO_BF16 = tl.constexpr("""{
+  .reg .b32 x;
+  .reg .b16 a, b;
+  .reg .f32 low, high;
+  cvt.rn.f16x2.e4m3x2 x, $2;
+  mov.b32 {a, b}, x;
+  cvt.f32.f16 low, a;
+  cvt.f32.f16 high, b;
+  cvt.rn.bf16x2.f32 x, high, low;
+  mov.b32 {$0, $1}, x;
+}""")
 
 
 @triton.jit
@@ -66,7 +167,7 @@ def e4m3_to_bf16(code, DECODING: tl.constexpr, IS_VALUE: tl.constexpr = True):
     # Through f32, because converting f16 to bf16 is a slow instruction.
     return code.to(tl.float32).to(tl.bfloat16)
   elif DECODING.packs and IS_VALUE:
-    return _four_to_bf16(code, _E4M3_TO_BF16)
+    return _four_to_bf16(code, E4M3_TO_BF16)
   else:
     code = code.to(tl.int8, bitcast=True).to(tl.int32)
     # The shift by 20 puts exponent and mantissa in place, and the extended sign
@@ -92,7 +193,7 @@ def e5m2_to_bf16(code, DECODING: tl.constexpr, IS_VALUE: tl.constexpr = True):
   IS_VALUE: see `e4m3_to_bf16`.
   """
   if DECODING.packs and IS_VALUE:
-    return _four_to_bf16(code.to(tl.uint8, bitcast=True), _E5M2_TO_BF16)
+    return _four_to_bf16(code.to(tl.uint8, bitcast=True), E5M2_TO_BF16)
   code = code.to(tl.uint8, bitcast=True).to(tl.uint16) << 8
   return code.to(tl.float16, bitcast=True).to(tl.float32).to(tl.bfloat16)
 
@@ -122,10 +223,10 @@ def int8_to_bf16(code, ELEMENT: tl.constexpr, DECODING: tl.constexpr):
   unit: tl.constexpr = ELEMENT.min_positive
   if DECODING.has_ptx:
     if DECODING.reads_words:
-      integers = _four_to_bf16(code, _INT8_TO_BF16)
+      integers = _four_to_bf16(code, INT8_TO_BF16)
     else:
       integers = tl.inline_asm_elementwise(
-        _INT8_PAIR_TO_BF16,
+        INT8_PAIR_TO_BF16,
         "=r,h",
         [code],
         dtype=tl.bfloat16,
@@ -169,7 +270,7 @@ def e2m1_pairs_to_bf16(packed, OPERAND: tl.constexpr, DECODING: tl.constexpr):
   """
   if OPERAND.is_converted:
     pairs = tl.inline_asm_elementwise(
-      _E2M1_TO_BF16,
+      E2M1_TO_BF16,
       "=r,=r,=r,=r,r",
       [packed],
       dtype=tl.uint32,
@@ -222,7 +323,7 @@ def converted_e2m1_words(words, DECODING: tl.constexpr):
   Requires `configs.OperandKind.is_converted`. Keeps the order of values.
   """
   pair_0, pair_1, pair_2, pair_3 = tl.inline_asm_elementwise(
-    _E2M1_TO_BF16,
+    E2M1_TO_BF16,
     "=r,=r,=r,=r,r",
     [words],
     dtype=(tl.uint32, tl.uint32, tl.uint32, tl.uint32),
@@ -288,7 +389,7 @@ def _pair(bits, DECODING: tl.constexpr):
   if DECODING.has_ptx:
     # Inline PTX hides the halves from LLVM, which would shift and mask each
     # half separately, with three times the operations (Triton 3.9).
-    return _two_of(bits, _HALVES, "=h,=h,r")
+    return _two_of(bits, HALVES, "=h,=h,r")
   else:
     low = (bits & 0xFFFF).to(tl.uint16)
     high = (bits >> 16).to(tl.uint16)
@@ -378,7 +479,7 @@ def _e4m3_pairs_to_bf16(code):
   code = code.to(tl.uint8, bitcast=True).reshape(rows, pairs, 2)
   low, high = tl.split(code)
   codes = low.to(tl.uint16) | (high.to(tl.uint16) << 8)
-  values = _two_of(codes, _E4M3_PAIR_TO_BF16, "=h,=h,h")
+  values = _two_of(codes, E4M3_PAIR_TO_BF16, "=h,=h,h")
   return values.reshape(rows, 2 * pairs)
 
 
@@ -456,7 +557,7 @@ def _dequantize_in_f32(
     # Codes become words, because LLVM has no byte registers and would drop the
     # instruction.
     pairs = tl.inline_asm_elementwise(
-      _E2M1_TO_F32,
+      E2M1_TO_F32,
       "=v,v",
       [code.to(tl.uint32)],
       dtype=tl.uint64,
@@ -491,7 +592,7 @@ def _products(x, y, OPERAND: tl.constexpr, DECODING: tl.constexpr):
     return x * y
   else:
     return tl.inline_asm_elementwise(
-      _PRODUCTS_OF_PAIRS,
+      PRODUCTS_OF_PAIRS,
       "=r,r,r",
       [x, y],
       dtype=tl.bfloat16,

@@ -18,7 +18,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
-from jaxplugin.kernels.gpu import inline_ptx
+from jaxplugin.kernels.gpu import decode
 from jaxplugin.testing.interpreter import interpret_memory
 
 # Types whose bits the interpreter keeps in unsigned integers.
@@ -273,15 +273,15 @@ def _bf16_products(x: Any, y: Any) -> tuple[np.ndarray, ...]:
 # instructions in braces, the function computes their combined result. Tests of
 # compiled kernels check the instructions themselves.
 _ASSEMBLY: Final[dict[str, Callable[..., tuple[np.ndarray, ...]]]] = {
-  inline_ptx.E4M3_TO_BF16: _bf16_of(ml_dtypes.float8_e4m3fn),
-  inline_ptx.E2M1_TO_BF16: _e2m1_pairs,
-  inline_ptx.E2M1_TO_F32: _e2m1_pair_in_f32,
-  inline_ptx.INT8_TO_BF16: _bf16_of(np.int8),
-  inline_ptx.INT8_PAIR_TO_BF16: _bf16_of(np.int8),
-  inline_ptx.E5M2_TO_BF16: _bf16_of(ml_dtypes.float8_e5m2),
-  inline_ptx.PRODUCTS_OF_PAIRS: _bf16_products,
-  inline_ptx.HALVES: _halves,
-  inline_ptx.E4M3_PAIR_TO_BF16: _e4m3_pairs,
+  decode.E4M3_TO_BF16.value: _bf16_of(ml_dtypes.float8_e4m3fn),
+  decode.E2M1_TO_BF16.value: _e2m1_pairs,
+  decode.E2M1_TO_F32.value: _e2m1_pair_in_f32,
+  decode.INT8_TO_BF16.value: _bf16_of(np.int8),
+  decode.INT8_PAIR_TO_BF16.value: _bf16_of(np.int8),
+  decode.E5M2_TO_BF16.value: _bf16_of(ml_dtypes.float8_e5m2),
+  decode.PRODUCTS_OF_PAIRS.value: _bf16_products,
+  decode.HALVES.value: _halves,
+  decode.E4M3_PAIR_TO_BF16.value: _e4m3_pairs,
   "// $0": lambda x: (x.data,),  # no instruction
   "and.b32 $0, $1, $2;": lambda a, b: (a.data & b.data,),
   "rcp.approx.ftz.f32 $0, $1;": _reciprocal,
