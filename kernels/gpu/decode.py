@@ -42,8 +42,8 @@ _INTEGERS_IN_F32 = tl.constexpr(0x4B000000)
 _PAIR_OF_INTEGERS_IN_BF16 = tl.constexpr(0x43004300)
 _INT4_SHIFT = tl.constexpr(136.0)
 
-# Inline PTX; `E2M1_TO_F32` is AMDGCN. The tests' interpreter finds its computation
-# by the text.
+# Inline PTX; `E2M1_TO_F32` is AMDGCN. The tests' interpreter finds the
+# computation by the text.
 
 # $0, $1: the lower and the upper half of $2.
 HALVES = tl.constexpr("mov.b32 {$0, $1}, $2;")

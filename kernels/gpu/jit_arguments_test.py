@@ -23,7 +23,7 @@ def trees(*, are_kernels: bool) -> list[ast.Module]:
   """Returns the modules with, or without, functions of Triton."""
   texts = [
     path.read_text()
-    for path in sorted(FOLDER.rglob("*.py"))
+    for path in sorted([*FOLDER.parent.glob("*.py"), *FOLDER.rglob("*.py")])
     if not path.name.endswith("_test.py") and "cutile" not in path.parts
   ]
   return [ast.parse(t) for t in texts if ("@triton.jit" in t) == are_kernels]
