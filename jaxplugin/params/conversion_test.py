@@ -298,6 +298,7 @@ class LayersTest(absltest.TestCase):
     params_q, _ = jp.quantize_params(params, "nvfp4", where=lambda p: 2)
     stack, values = params_q["w"], params_q["w"].dequantize()
     self.assertLen(stack, 3)
+    np.testing.assert_array_equal(jp.dequantize(stack), values)
     for index in (0, -1, jnp.int32(2), slice(1, None), (1, 0), (slice(2), 1)):
       part = stack[index]
       self.assertEqual(part.shape, values[index].shape)

@@ -22,8 +22,8 @@ from jax.extend import core as extend_core
 from jax.interpreters import ad, batching
 from jax.sharding import NamedSharding
 
-from jaxplugin.arrays import scaled_array
-from jaxplugin.core import formats, targets
+from jaxplugin.arrays import quantized_weight, scaled_array
+from jaxplugin.core import error_context, formats, targets
 from jaxplugin.jaxext import jax_private, mesh_axes, tangents
 from jaxplugin.operation import choice, primitive
 from jaxplugin.quantization import arguments, backends, operations, problems
@@ -35,7 +35,8 @@ dequantize_p = extend_core.Primitive("block_dequantize")
 
 
 def dequantize(
-  x: scaled_array.ScaledArray, dtype: Any = jnp.float32
+  x: scaled_array.ScaledArray | quantized_weight.QuantizedWeight,
+  dtype: Any = jnp.float32,
 ) -> jax.Array:
   """Returns the floats that a block-scaled array stands for.
 
@@ -55,14 +56,14 @@ def dequantize(
   `quantize(..., derivative="straight_through")` has one too.
 
   Args:
-    x: a `ScaledArray` in any layout.
+    x: a `ScaledArray` in any layout, or a `QuantizedWeight`.
     dtype: f32, bf16, f16 or f64. JAX replaces f64 by f32 unless x64 is enabled.
 
   Returns:
     dtype[x.shape].
 
   Raises:
-    TypeError: If x is not a `ScaledArray`, or dtype is not one of these.
+    TypeError: If x is neither of these classes, or dtype is another one.
     NotImplementedError: If differentiated with respect to values or scales.
 
   Example:
@@ -72,8 +73,14 @@ def dequantize(
     >>> jp.dequantize(x_q)[0, -4:]
     Array([28., 28., 30., 32.], dtype=float32)
   """
+  if isinstance(x, quantized_weight.QuantizedWeight):
+    return x.restored(dequantize(x.array, dtype))
   if not isinstance(x, scaled_array.ScaledArray):
-    raise TypeError(f"dequantize: x must be a ScaledArray, got {type(x)}")
+    raise TypeError(
+      "dequantize: x must be a ScaledArray or a QuantizedWeight, got"
+      f" {error_context.shown(x)}. Pass a result of jaxplugin.quantize or"
+      " jaxplugin.quantize_params."
+    )
   scaled_array.require_arrays("dequantize", "x", x)
   if x.surrogate is None:
     return _dequantize(x, arguments.float_dtype(dtype))

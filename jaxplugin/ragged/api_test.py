@@ -225,6 +225,8 @@ class ErrorsTest(parameterized.TestCase):
     x, w_q, w = _operands()
     t, v = TypeError, ValueError
     self._check(t, "must be a ScaledArray .* jax.lax.ragged_dot", x, w, _SIZES)
+    weight = jp.QuantizedWeight(w_q, (_K, _N), (0,))
+    self._check(t, "pass the .array of a QuantizedWeight", x, weight, _SIZES)
     self._check(t, r"lhs must have rank 2, \(m, k\)", x[0], w_q, _SIZES)
     self._check(t, r"rhs must have rank 3", x, w_q[0], _SIZES)
     self._check(t, "the same k, got", x[:, :32], w_q, _SIZES)

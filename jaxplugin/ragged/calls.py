@@ -387,8 +387,9 @@ def require_quantized(rhs: Any) -> None:
   if not isinstance(rhs, scaled_array.ScaledArray):
     raise TypeError(
       f"{sides.who()}: rhs must be a ScaledArray of shape (groups, n, k), got"
-      f" {type(rhs).__name__}; quantize it along its last axis, or call"
-      " jax.lax.ragged_dot for plain weights"
+      f" {type(rhs).__name__}; quantize it along its last axis, pass the"
+      " .array of a QuantizedWeight, or call jax.lax.ragged_dot for plain"
+      " weights"
     )
 
 
