@@ -328,9 +328,17 @@ def _tensors(
   return {values: array.values, scale: assembly.viewed(array.scale, dtype)}
 
 
+def _stack_refusal(layout: str) -> str:
+  return (
+    f"layout {layout} does not store a stack of layers or experts [..., n, k]"
+    " in one tensor; store each under its own name, such as layers.0.up.weight,"
+    " or choose layout torchao (nvfp4, mxfp8 and mxfp4)"
+  )
+
+
 def _matrix_refusal(layout: str, weight: records.WeightToWrite) -> str | None:
   if len(weight.shape) != 2:
-    return f"layout {layout} does not store experts in one tensor"
+    return _stack_refusal(layout)
   if not weight.name.endswith(names.WEIGHT):
     return f"layout {layout} stores only weights named *.weight"
   return None
@@ -396,7 +404,7 @@ def _modelopt_refusal(weight: records.WeightToWrite) -> str | None:
   if len(weight.shape) == 2:
     return None
   if weight.axis == -1:
-    return "layout modelopt does not store experts [E, n, k] in one tensor"
+    return _stack_refusal(MODELOPT)
   if weight.format != formats.NVFP4:
     return f"layout modelopt does not store {weight.format} experts [E, k, n]"
   return None

@@ -277,6 +277,9 @@ class ErrorTest(Case):
         *(ERROR, "modelopt"),
         jp.quantize(normal(2, 64, 32), "nvfp4", axis=1, batch_dims=1),
       ),
+      "stack of layers or experts .*choose layout torchao": (
+        *(ERROR, "compressed-tensors", jp.quantize(normal(2, 64, 32), "mxfp8")),
+      ),
       "global scale, 0.5, is outside .*would consider it inverted": (
         *(ERROR, "modelopt", jp.quantize(x, "nvfp4", global_scale=0.5)),
       ),
