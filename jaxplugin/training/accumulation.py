@@ -28,7 +28,7 @@ def accumulate(
   loss: Callable[..., Any],
   microbatches: int,
   *,
-  axes: str | Sequence[str] = (),
+  axes: str | Sequence[str] | None = None,
   mesh: Any = None,
   argnums: int | Sequence[int] = 0,
   batch_argnums: int | Sequence[int] = 1,
@@ -46,7 +46,8 @@ def accumulate(
     loss: a function that returns a scalar. With `axes` it computes one device's
       part, as in `jax.shard_map`.
     microbatches: number of parts of a device's rows.
-    axes: the mesh axes that split the batch. If empty, XLA places the sums.
+    axes: the mesh axes that split the batch. If None or empty, XLA places the
+      sums.
     mesh: the mesh; None is the mesh of `jax.set_mesh`.
     argnums, has_aux: as for `jax.value_and_grad`.
     batch_argnums: arguments to split along dimension 0.
@@ -88,7 +89,7 @@ def accumulate(
   return _Accumulation(
     loss=loss,
     microbatches=microbatches,
-    axes=(axes,) if isinstance(axes, str) else tuple(axes),
+    axes=(axes,) if isinstance(axes, str) else tuple(axes or ()),
     mesh=mesh,
     argnums=argnums,
     batch_argnums=batch_argnums,
