@@ -7,6 +7,7 @@ Also as flax and meshes have them.
 
 import dataclasses
 import functools
+import re
 
 import flax.linen
 import jax
@@ -558,6 +559,42 @@ class MeshTest(parameterized.TestCase):
     np.testing.assert_allclose(
       found[0], NUM_DEVICES * one, rtol=1e-5, atol=1e-4
     )
+
+  @parameterized.parameters(0, 1)
+  def test_shards_are_gathered_as_bytes(self, dim):
+    """A weight's shards are quantized, gathered and trained."""
+    dot = jp.dot_general(recipe=RECIPE, weight="rhs")
+    w = normal(5, 32 * NUM_DEVICES, 32 * NUM_DEVICES)
+    x = normal(6, 32 * NUM_DEVICES, w.shape[0])
+
+    def loss(w, x):
+      return (dot(x, w, MATMUL) ** 2).sum()
+
+    def of_device(w, x):
+      gather = functools.partial(
+        jax.lax.all_gather, axis_name="x", axis=dim, tiled=True
+      )
+      w_q = jax.tree.map(gather, jp.quantize_operand(w, RECIPE))
+      return jax.lax.psum(loss(w_q, x), "x")
+
+    spec = P(*[None] * dim, "x")
+    sharded = jax.shard_map(
+      of_device, mesh=self.mesh, in_specs=(spec, P("x")), out_specs=P()
+    )
+    w_shards = jax.device_put(w, NamedSharding(self.mesh, spec))
+    step = jax.jit(jax.grad(sharded, (0, 1))).lower(w_shards, x).compile()
+    gathered = re.findall(r"= (\w+)\[[\d,]*\]\S* all-gather\(", step.as_text())
+    # Values and scale factors of the forward and of the backward copy.
+    self.assertEqual(gathered, ["u8"] * 4)
+    gradients = step(w_shards, x)
+    self.assertEqual(gradients[0].sharding.spec, spec)
+    for found, want in zip(
+      gradients, jax.grad(loss, (0, 1))(w, x), strict=True
+    ):
+      # The same f32 products, summed in another order.
+      np.testing.assert_allclose(
+        found, want, rtol=0, atol=2.0**-20 * np.abs(want).max()
+      )
 
 
 PLAIN_WEIGHTS = training.Recipe(
