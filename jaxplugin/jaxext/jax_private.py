@@ -23,7 +23,14 @@ from typing import Any, Final, Literal, NamedTuple
 import jax
 import jax.export
 import numpy as np
-from jax._src import config, core, dispatch, source_info_util, util
+from jax._src import (
+  checkify,
+  config,
+  core,
+  dispatch,
+  source_info_util,
+  util,
+)
 from jax._src.export import _export
 from jax._src.interpreters import mlir, partial_eval
 from jax._src.lib import xla_client
@@ -72,6 +79,13 @@ def uncached() -> contextlib.AbstractContextManager[None]:
 def require_devices_during_lowering(primitive: Any) -> None:
   """Makes JAX pass the device assignment to the primitive's lowering."""
   dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def check_nans(primitive: Any) -> None:
+  """Makes `checkify.nan_checks` find NaNs in the primitive's results."""
+  checkify.error_checks[primitive] = functools.partial(
+    checkify.nan_error_check, primitive
+  )
 
 
 def set_everywhere(context: Any, value: Any) -> None:

@@ -63,6 +63,8 @@ def register(
 ) -> None:
   """Registers the rules of a primitive.
 
+  `checkify.nan_checks` finds NaNs in its results.
+
   Args:
     primitive: primitive with a parameter `target`, the `targets.Request` of the
       enclosing contexts, or None.
@@ -78,6 +80,7 @@ def register(
     ad.primitive_jvps[primitive] = jvp
   batching.primitive_batchers[primitive] = batch
   lowering.register_kernels(primitive, rule)
+  jax_private.check_nans(primitive)
 
 
 def _impl(primitive, *args, **params):
