@@ -25,6 +25,7 @@ from jaxplugin.checkpoints.conversions import from_torchao as from_torchao
 from jaxplugin.checkpoints.errors import CheckpointError as CheckpointError
 from jaxplugin.checkpoints.errors import LayoutWarning as LayoutWarning
 from jaxplugin.checkpoints.errors import NumbersWarning as NumbersWarning
+from jaxplugin.checkpoints.errors import PatternWarning as PatternWarning
 from jaxplugin.checkpoints.errors import (
   PreQuantScaleWarning as PreQuantScaleWarning,
 )
@@ -51,6 +52,7 @@ __all__ = [
   "CheckpointError",
   "LayoutWarning",
   "NumbersWarning",
+  "PatternWarning",
   "PreQuantScaleWarning",
   "Quantized",
   "activation_scale",

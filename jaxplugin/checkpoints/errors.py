@@ -94,3 +94,7 @@ class LayoutWarning(UserWarning):
 
 class PreQuantScaleWarning(UserWarning):
   """Some weights need inputs that are multiplied by a pre_quant_scale (AWQ)."""
+
+
+class PatternWarning(UserWarning):
+  """A pattern of `load` matches no tensor, or requantize= changes none."""

@@ -67,7 +67,8 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
   with errors.open_regular(path) as file:
     size = os.fstat(file.fileno()).st_size
     if not size:
-      raise errors.fault(path, "it must be a GGUF file, got 0 bytes")
+      rule = "it must be a GGUF file, got 0 bytes; download it again"
+      raise errors.fault(path, rule)
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
       header = _Header(path, data, size)
       try:
@@ -123,7 +124,9 @@ class _Header:
 
   def cut_short(self) -> errors.CheckpointError:
     return errors.fault(
-      self._path, f"the file ends in its header, after {self._size} bytes"
+      self._path,
+      f"the file ends in its header, after {self._size} bytes; it is cut short:"
+      " download it again",
     )
 
   def _skip(self, size: int) -> None:
@@ -233,7 +236,8 @@ def _tensor(
     raise errors.fault(
       path,
       f"{name!r}: {type_name}{list(shape)} must end with the file, at"
-      f" {file_size}, got an end at {begin + nbytes}; the file is cut short",
+      f" {file_size}, got an end at {begin + nbytes}; the file is cut short:"
+      " download it again",
     )
   dtype = _PLAIN.get(type_name, np.dtype(np.uint8))
   stored_shape = shape

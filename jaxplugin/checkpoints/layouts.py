@@ -255,7 +255,7 @@ def _recognize_named_scales(
     if contents.layout is not None:
       is_compressed = contents.layout == COMPRESSED_TENSORS
     else:
-      is_compressed = COMPRESSED_TENSORS in contents.config
+      is_compressed = COMPRESSED_TENSORS in contents.tool
     if _DIVISOR in seconds or (
       not seconds and is_compressed and name.endswith(names.WEIGHT)
     ):
@@ -292,8 +292,8 @@ def _open_layout(
     # ModelOpt's header does not say whether scales lie in tiles.
     return (MODELOPT, tiled[:1]) if is_linear else (tiled[0], ())
   if is_linear:
-    return MODELOPT, () if contents.config else tiled
-  if contents.config:
+    return MODELOPT, () if contents.tool else tiled
+  if contents.tool:
     return tiled[0], tiled[1:]
   return COMFYUI, tiled[:-1]
 
@@ -1001,7 +1001,7 @@ def _recognize_float_scales(
 def _is_modelopt(contents: records.Contents) -> bool:
   if contents.layout is not None:
     return contents.layout == MODELOPT
-  return MODELOPT in contents.config or "hf_quant_config" in contents.config
+  return MODELOPT in contents.tool or "hf_quant_config" in contents.tool
 
 
 # Layouts that are only read.

@@ -37,6 +37,7 @@ from jaxplugin.quantization import api as quantization
 
 _WHO: Final = "checkpoints.load"
 SAFETENSORS: Final = ".safetensors"
+_NEAR_GLOB: Final = 0.3  # a glob has only a part of the name
 _GGUF: Final = ".gguf"
 # One of several files that gguf-split wrote.
 _SPLIT: Final = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf$")
@@ -436,6 +437,7 @@ def load(
     LayoutWarning: If nothing decides between layouts.
     PreQuantScaleWarning: If inputs of some weights need a pre_quant_scale.
     NumbersWarning: If `check` found something.
+    PatternWarning: If a glob of skip, or requantize, applies to no tensor.
 
   Example:
     >>> import numpy as np
@@ -472,6 +474,8 @@ def load(
   misfits: dict[str, str] = {}
   entries = recognition.recognize(source, layout, misfits, config)
   entries = _with_kernels(path, entries, source.metadata.get(KERNELS, "{}"))
+  for text in _unmatched(globs, entries, misfits, requantize):
+    warnings.warn(f"{path}: {text}", errors.PatternWarning, stacklevel=2)
   entries = {n: x for n, x in entries.items() if not _is_skipped(globs, x)}
   misfits = {n: x for n, x in misfits.items() if not naming.matches(globs, n)}
   if not strict:
@@ -543,6 +547,28 @@ def _numbers_line(numbers: Mapping[str, counting.Numbers]) -> str:
     f"numbers: {len(numbers)} tensors have NaNs, infinities or global scales"
     " that are 0"
   )
+
+
+def _unmatched(
+  globs: Sequence[str],
+  entries: Mapping[str, records.Entry],
+  misfits: Mapping[str, str],
+  requantize: formats.BlockFormat | None,
+) -> Iterator[str]:
+  """Yields texts about arguments of `load` that apply to no tensor."""
+  for glob in globs:
+    is_used = any(_is_skipped([glob], x) for x in entries.values())
+    if not is_used and not any(naming.matches([glob], n) for n in misfits):
+      found = naming.near(glob.strip("*."), [*entries, *misfits], _NEAR_GLOB)
+      near = f"; it has {', '.join(map(repr, found))}" if found else ""
+      yield f"skip={glob!r} matches no tensor{near}"
+  if requantize is not None and not any(
+    x.layout == "gguf" for x in entries.values()
+  ):
+    yield (
+      f"requantize={str(requantize)!r} changes no tensor, because none is a"
+      " quantized weight of GGUF"
+    )
 
 
 def _is_skipped(globs: Sequence[str], entry: records.Entry) -> bool:

@@ -4,6 +4,7 @@
 
 import json
 import os
+import warnings
 
 import ml_dtypes
 import numpy as np
@@ -44,6 +45,20 @@ MISFITS = {
     "bad.weight_scale_inv": np.ones((2, 2), np.float32)},
   "'bad._weight_scale': its values, 'bad._weight_qdata', must be there": {
     "bad._weight_scale": SCALES},
+  "'bad.scales': its values, 'bad.qweight' or 'bad.weight' or 'bad.blo": {
+    "bad.scales": np.ones((2, 8), np.float16)},
+  "'bad.qzeros': its values, 'bad.qweight', must be there": {
+    "bad.qzeros": np.ones((2, 1), np.int32)},
+  "'bad.gate_scales': its values, 'bad.gate_blocks', must be there": {
+    "bad.gate_scales": np.ones((2, 4, 1), np.uint8)},
+  "'bad.qweight': its scales, 'bad.scales', must be there": {
+    "bad.qweight": np.ones((2, 8), np.int32)},
+  "'bad.weight': its scales, 'bad.scales', must be there": {
+    "bad.weight": np.ones((2, 8), np.uint32),
+    "bad.biases": np.ones((2, 1), np.float16)},
+  "'bad.weight': its scales, 'bad.weight_scale', must be there": {
+    "bad.weight": np.ones((2, 32), ml_dtypes.float8_e4m3fn),
+    "bad.input_scale": G},
   "'bad.weight_scale': its values, 'bad.weight', must be quantized, got F32": {
     **modelopt("bad"), "bad.weight": np.ones((2, 32), np.float32)},
   "'bad.weight_packed': .*weight_zero_point": {"bad.weight_packed": ONES,
@@ -162,12 +177,35 @@ class MisfitsTest(Case):
       "c.weight": SCALES,
     }
     folder = self.folder(tensors)
-    for skip in ("a", "a.weight", "a.weight_packed", ["a.*"], ("x", "[a]")):
+    for skip in ("a", "a.weight", "a.weight_packed", ["a.*"], ("a", "[a]")):
       found = jp.checkpoints.load(folder, skip=skip)
       self.assertCountEqual(found, ["b.weight", "c.weight"])
     for skip in (3, [3], None):
       with self.assertRaisesRegex(TypeError, "skip must be a glob or a list"):
         jp.checkpoints.load(folder, skip=skip)
+
+  def test_arguments_that_apply_to_nothing_are_warnings(self):
+    folder = self.folder({**modelopt("l.0.up"), **modelopt("l.1.up")})
+    near = r"; it has 'l.0.up.weight', 'l.1.up.weight'"
+    for options, rule in (
+      (
+        {"skip": "*.1.upp*"},
+        r"skip='\*.1.upp\*' matches no tensor; it has 'l",
+      ),
+      (
+        {"skip": ["l.1.*", "up.weight"]},
+        f"skip='up.weight' matches no.*{near}",
+      ),
+      (
+        {"requantize": "int4_32"},
+        "requantize='int4_32' changes no tensor, bec",
+      ),
+    ):
+      with self.assertWarnsRegex(jp.checkpoints.PatternWarning, rule):
+        jp.checkpoints.load(folder, **options)
+    with warnings.catch_warnings():
+      warnings.simplefilter("error")
+      jp.checkpoints.load(folder, skip="l.1.up")
 
   def test_shard_that_is_missing(self):
     folder = self.empty()

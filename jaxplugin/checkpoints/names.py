@@ -45,12 +45,17 @@ def matches(patterns: Iterable[str], name: str) -> bool:
   )
 
 
-def near(name: str, names: Iterable[str]) -> list[str]:
-  """Returns names that contain a name, or else resemble it."""
+def near(
+  name: str, names: Iterable[str], least_ratio: float = 0.6
+) -> list[str]:
+  """Returns names that contain a name, or else resemble it.
+
+  `difflib` computes the ratio, 1 for equal names.
+  """
   names = list(names)
   containing = [x for x in names if name and name in x]
   found = sorted(containing, key=len) or difflib.get_close_matches(
-    name, names, _NEAR
+    name, names, _NEAR, least_ratio
   )
   return found[:_NEAR]
 

@@ -23,6 +23,7 @@ from jaxplugin.checkpoints import (
   records,
   stored,
 )
+from jaxplugin.core import formats
 
 # Signs that a tensor is quantized in an unsupported format: integers or FP8
 # with a scale, zero point or codebook in another tensor. The names come from
@@ -33,12 +34,22 @@ _VALUES: Final = frozenset(
     *("Qidxs", "trellis"),
   }
 )
-# Names of block scales, and of the values that they may have.
+# Ends of names of block scales, and of the values that they may have.
 _VALUES_OF: Final = {
-  "weight_scale": ("weight", "weight_packed"),
-  "weight_scale_inv": ("weight",),
-  "_weight_scale": ("_weight_qdata",),
+  ".weight_scale": (".weight", ".weight_packed"),
+  ".weight_scale_inv": (".weight",),
+  "._weight_scale": ("._weight_qdata",),
+  ".scales": (".qweight", ".weight", ".blocks"),
+  "_scales": ("_blocks",),
+  ".qzeros": (".qweight",),
 }
+# Names of scales by words of a configuration or a layout.
+_SCALES_OF: Final = (
+  (re.compile(r"modelopt|hf_quant|compressed|comfyui"), "weight_scale"),
+  (re.compile(r"quant_method fp8"), "weight_scale_inv"),
+)
+# Parts that belong to the input of a weight.
+_OF_INPUT: Final = re.compile(r"input_(global_)?scale$|pre_quant_scale$")
 _PACKED_FLOATS: Final = ("F4", "F6_E2M3", "F6_E3M2")
 _INTEGERS: Final = tuple(
   np.dtype(x) for x in ("uint8", "int8", "int16", "uint16", "int32", "uint32")
@@ -161,10 +172,13 @@ def _without_values(
     wrong: names of weights that cannot be read for another reason.
     tensor: a tensor that belongs to no weight.
   """
-  module, _, leaf = tensor.name.rpartition(".")
-  if leaf not in _VALUES_OF or not module or len(tensor.shape) < 2:
+  end = next((x for x in _VALUES_OF if tensor.name.endswith(x)), "")
+  base = tensor.name.removesuffix(end)
+  if not end or not base or len(tensor.shape) < 2:
     return None
-  names = [f"{module}.{x}" for x in _VALUES_OF[leaf]]
+  if end.endswith("scales") and not _are_scales(contents, tensor, base):
+    return None
+  names = [f"{base}{x}" for x in _VALUES_OF[end]]
   found = [contents.tensors[x] for x in names if x in contents.tensors]
   if not found and not any(x in wrong for x in names):
     return f"its values, {' or '.join(map(repr, names))}, must be there too"
@@ -178,6 +192,22 @@ def _without_values(
         f" {values.type_name}{list(values.shape)}"
       )
   return None
+
+
+def _are_scales(
+  contents: records.Contents, tensor: stored.StoredTensor, base: str
+) -> bool:
+  """Returns whether a tensor called "scales" has block scales.
+
+  F32 parameters of some models have the same name, and AQLM has other values.
+  """
+  if tensor.dtype == formats.PACKED:
+    return True
+  if tensor.name.endswith("_scales") or f"{base}.codes" in contents.tensors:
+    return False
+  return tensor.dtype in (formats.F16, formats.BF16) or any(
+    f"{base}.{x}" in contents.tensors for x in ("qzeros", "g_idx", "biases")
+  )
 
 
 def _plain(tensor: stored.StoredTensor) -> records.Entry:
@@ -202,6 +232,8 @@ def _unsupported(
     return None
   beside = _signs(names, tensor.name)
   leaf = tensor.name.rpartition(".")[2]
+  if missing := _missing_scales(contents, tensor, beside):
+    return f"its scales, {missing!r}, must be there too"
   if beside:
     sign = f"it has {_quoted(beside)}"
   elif contents.config and leaf in _VALUES and len(tensor.shape) > 1:
@@ -213,6 +245,31 @@ def _unsupported(
     f"it is quantized ({sign}): {what}. jaxplugin has no such format."
     " Dequantize it with the tool that wrote it, and quantize the result"
   )
+
+
+def _missing_scales(
+  contents: records.Contents,
+  tensor: stored.StoredTensor,
+  beside: Sequence[str],
+) -> str:
+  """Returns the name of scales that a weight of a layout lacks, or ""."""
+  module, _, leaf = tensor.name.rpartition(".")
+  is_words = tensor.dtype == np.uint32 and leaf == "weight"
+  is_gptq = tensor.dtype == np.int32 and leaf == "qweight"
+  is_mlx = is_words and beside == [f"{module}.biases"]
+  if is_gptq or is_mlx:
+    scales = f"{module}.scales"
+    is_there = scales in contents.tensors or any("wscales" in x for x in beside)
+    return "" if is_there else scales
+  is_weight = leaf == "weight" and len(tensor.shape) > 1 and not is_words
+  parts = [x for x in beside if not _OF_INPUT.search(x)]
+  if not is_weight or parts:
+    return ""
+  tool = contents.layout or contents.config
+  found = [name for word, name in _SCALES_OF if word.search(tool)]
+  if not found and beside:
+    found = ["weight_scale"]
+  return f"{module}.{found[0]}" if found else ""
 
 
 def _signs(names: Sequence[str], name: str) -> list[str]:

@@ -454,13 +454,12 @@ F8_VALUES = np.ones((8, K), F8)
 
 # Names in public checkpoints of unsupported formats, the values first.
 UNSUPPORTED = (
-  ("FP8.*with F32", ("w.weight", F8_VALUES), ("w.input_scale", ONE)),
   ("I8.*with F32", ("w.weight", INT8), ("w.scale", np.ones(8, np.float32))),
   ("INT8 of bitsandbytes", ("w.weight", INT8), ("w.SCB", ONE)),
   ("4 bits of bitsandbytes", ("w.weight", np.zeros((256, 1), np.uint8)),
     ("w.weight.absmax", ONE), ("w.weight.quant_map", ONE),
     ("w.weight.quant_state.bitsandbytes__nf4", np.zeros(9, np.uint8))),
-  ("GPTQ or AWQ", ("w.qweight", INT32), ("w.qzeros", INT32)),
+  ("GPTQ or AWQ", ("w.qweight", INT8), ("w.qzeros", INT32)),
   ("Nunchaku", ("w.qweight", INT8), ("w.wscales", ROW)),
   ("affine mode", ("w.weight", INT32.astype(np.uint32)), ("w.scales", ROW),
     ("w.biases", ROW)),
@@ -488,9 +487,23 @@ class UnsupportedTest(Case):
       self.assertEqual([*found.misfits], [values[0]])
 
   def test_configuration_is_a_sign(self):
-    rule = "'w.weight': .*config.json says quant_method fp8, and it has no scal"
-    config = config_of(quant_method="fp8")
+    rule = "'w.weight': .*config.json says quant_method aqlm, and it has no sc"
+    config = config_of(quant_method="aqlm")
     self.assert_refused(rule, {"w.weight": F8_VALUES}, config=config)
+
+  def test_missing_scales_have_the_name_that_the_layout_uses(self):
+    for method, name in (
+      ("fp8", "weight_scale_inv"),
+      ("modelopt", "weight_scale"),
+      ("compressed-tensors", "weight_scale"),
+    ):
+      rule = f"'w.weight': its scales, 'w.{name}', must be there too"
+      config = config_of(quant_method=method)
+      self.assert_refused(rule, {"w.weight": F8_VALUES}, config=config)
+    for layout in jp.checkpoints.OPEN_LAYOUTS:
+      path = self.file({"w.weight": np.zeros((4, 4), np.uint8), "v": ROW})
+      with self.assertRaisesRegex(ERROR, "its scales, 'w.weight_scale', must"):
+        jp.checkpoints.load(path, layout=layout)
 
   def test_tensors_without_a_sign_pass_through(self):
     tensors = {
@@ -500,6 +513,8 @@ class UnsupportedTest(Case):
       "attention.logit_scale": ONE,
       "v.weight": ROW,
       "v.weight_scale": ONE,
+      "gaussians.scales": np.ones((9, 3), np.float32),
+      "v.q_scales": ROW,
       "mask": np.zeros((4, 4), np.uint8),
       "tid2eid": INT32,
     }

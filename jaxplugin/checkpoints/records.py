@@ -38,6 +38,15 @@ class Contents:
   def tensors(self) -> Mapping[str, stored.StoredTensor]:
     return self.source.tensors
 
+  @property
+  def tool(self) -> str:
+    """The layout in the header of files of this package, or the configuration.
+
+    Plain tensors of such files may have names of quantized ones, so the header
+    decides only between layouts.
+    """
+    return self.source.metadata.get(stored.LAYOUT) or self.config
+
   def part(self, values: stored.StoredTensor, name: str) -> stored.StoredTensor:
     """Returns the scales of a weight.
 

@@ -24,6 +24,8 @@ MAX_JSON_BYTES: Final = 100_000_000
 # commas. Python uses up to 200 bytes for an item of 3 bytes of text, so 400 MB.
 # The header of a tensor has about ten.
 MAX_JSON_ITEMS: Final = 2_000_000
+# A key of a header's metadata: the layout that this package wrote.
+LAYOUT: Final = "jaxplugin.layout"
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
@@ -105,6 +107,8 @@ def joined(files: Mapping[str, StoredTensors]) -> StoredTensors:
     tensors |= source.tensors
     metadata |= source.metadata
     misfits |= source.misfits
+  if len({source.metadata.get(LAYOUT) for source in files.values()}) > 1:
+    metadata.pop(LAYOUT)  # files of other tools are among them
   if twice:
     pairs = [
       f"{second} and {first} both have a tensor {names[0]!r}"

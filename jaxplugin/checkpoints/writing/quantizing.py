@@ -304,7 +304,7 @@ def quantize(
   for name, shard in opened.shards.items():
     its = [by_name[tensor] for tensor in shard.tensors]
     metadata = found.metadata([(x.tensor.name, x.weight) for x in its])
-    metadata = {**shard.metadata, **metadata}
+    metadata = {**shard.metadata, stored.LAYOUT: layout, **metadata}
     to_write.append(staging.lay_out(name, its, metadata))
   if dry_run:
     return result

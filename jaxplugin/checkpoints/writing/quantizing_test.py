@@ -309,7 +309,10 @@ class FilesTest(Case):
       size = int.from_bytes(data[:8], "little")
       self.assertEqual(size % 8, 0)
       header = json.loads(data[8 : 8 + size])
-      self.assertEqual(header.pop("__metadata__"), {"format": "pt"})
+      self.assertEqual(
+        header.pop("__metadata__"),
+        {"format": "pt", "jaxplugin.layout": "modelopt"},
+      )
       items = {"F32": 4, "I64": 8, "BF16": 2, "F16": 2}
       for entry in header.values():
         begin = entry["data_offsets"][0]

@@ -99,6 +99,7 @@ def save(
   if found.config is not None and not is_file:
     _require_one_format(written)
   metadata = {
+    stored.LAYOUT: layout,
     **found.metadata([(x.tensor.name, x.weight) for x in decisions]),
     **_kernels(leaves),
   }

@@ -3,6 +3,7 @@
 """`save` writes trees in memory as `load` reads them."""
 
 import json
+import warnings
 
 import flax.linen as nn
 import jax
@@ -205,6 +206,21 @@ class RoundTripTest(Case):
     config = json.loads((self.target / "x/config.json").read_text())
     self.assertEqual(config, {"model_type": "x"})
 
+  def test_files_name_the_layout_that_names_and_shapes_leave_open(self):
+    tree = {"w": {"weight": weight("mxfp8", 256, 256)}}
+    for layout in ("modelopt", "compressed-tensors"):
+      path = self.empty() / "x.safetensors"
+      with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jp.checkpoints.save(path, tree, layout=layout)
+        found = jp.checkpoints.load(path)
+      self.assertEqual(found.entries["w.weight"].layout, layout)
+    other = weight("mxfp8", 256, 256)
+    other = {"v.weight": other.values, "v.weight_scale": other.scale}
+    self.file(other, path=path.with_name("y.safetensors"))
+    with self.assertWarns(jp.checkpoints.LayoutWarning):
+      jp.checkpoints.load(path.parent)
+
   def test_progress_counts_all_bytes(self):
     seen = []
     tree = {"a.weight": jp.quantize(normal(64, 64), "mxfp8"), "b": np.ones(2)}
@@ -323,6 +339,9 @@ class ErrorTest(Case):
       TypeError, "config must be a dict, got 3", tree, "x", config=3
     )
     self.assert_refused(ERROR, "must be an existing folder", tree, "no/x")
+    for name in ("x.gguf", "x.bin"):
+      rule = f"files are not written, got .*{name}; choose .*x.safetensors"
+      self.assert_refused(ERROR, rule, tree, name)
     (self.target / "x.safetensors").touch()
     with self.assertRaisesRegex(ERROR, "x.safetensors already exists"):
       jp.checkpoints.save(self.target / "x.safetensors", tree)

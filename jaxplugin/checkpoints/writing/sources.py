@@ -25,10 +25,11 @@ CONFIG: Final = "config.json"
 QUANTIZATION: Final = "quantization_config"
 QUANT_CONFIG: Final = "hf_quant_config.json"
 # Weights in other formats, which would not match the quantized ones.
-_WEIGHT_FILES: Final = (
-  *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".onnx"),
-  ".msgpack",
+OTHER_WEIGHTS: Final = (
+  *(".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".onnx", ".msgpack"),
+  ".npz",
 )
+_WEIGHT_FILES: Final = (loading.SAFETENSORS, *OTHER_WEIGHTS)
 _REPLACED: Final = (CONFIG, QUANT_CONFIG)
 
 

@@ -57,11 +57,20 @@ def _partial(target: pathlib.Path) -> pathlib.Path:
 
 
 def require_new(who: str, target: pathlib.Path) -> None:
-  """Raises CheckpointError if the target exists, or its parent does not."""
+  """Raises CheckpointError unless the target can be a new one.
+
+  Its parent must exist, and its name must not be that of another format.
+  """
   is_empty = target.is_dir() and not any(target.iterdir())
   if os.path.lexists(target) and not is_empty:
     raise errors.CheckpointError(
       f"{who}: {target} already exists; remove it, or choose another name"
+    )
+  if target.suffix in sources.OTHER_WEIGHTS:
+    raise errors.CheckpointError(
+      f"{who}: the target must be a .safetensors file or a folder with one,"
+      f" because {target.suffix} files are not written, got {target}; choose"
+      f" {target.with_suffix('.safetensors')}"
     )
   if not target.parent.is_dir():
     raise errors.CheckpointError(
