@@ -413,15 +413,15 @@ def load(
     path: a .safetensors, .safetensors.index.json or .gguf file, or a folder.
     global_scale_range: smallest and largest global scale that multiplies; None
       accepts any.
-    strict: False leaves out tensors that cannot be read; `Checkpoint.misfits`
-      has the reasons.
+    strict: False leaves out tensors that cannot be read, see
+      `Checkpoint.misfits`.
     skip: globs of names to leave out, with or without ".weight".
-    check: "numbers" reads all tensors and counts NaNs, infinities and global
-      scales that are 0: `Checkpoint.numbers`.
+    check: "numbers" reads all tensors and counts odd values, see
+      `Checkpoint.numbers`.
     layout: one of `OPEN_LAYOUTS`, for weights that fit several. None uses marks
       and configurations, or else ModelOpt's layout.
-    requantize: a format for GGUF's weights that need more bytes than in the
-      file: `Checkpoint.losses` gets their errors.
+    requantize: a format for GGUF's weights that need more bytes than their
+      file; see `Checkpoint.losses`.
 
   Returns:
     A `Checkpoint`, a mapping of names to arrays. `print` shows a table.
@@ -435,9 +435,9 @@ def load(
 
   Warns:
     LayoutWarning: If nothing decides between layouts.
-    PreQuantScaleWarning: If inputs of some weights need a pre_quant_scale.
+    PreQuantScaleWarning: If inputs need a pre_quant_scale.
     NumbersWarning: If `check` found something.
-    PatternWarning: If a glob of skip, or requantize, applies to no tensor.
+    PatternWarning: If skip or requantize applies to no tensor.
 
   Example:
     >>> import numpy as np
