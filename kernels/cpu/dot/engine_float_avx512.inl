@@ -267,7 +267,9 @@ struct EngineFloat {
       float* tile = c;
       for (int64_t r = 0; r < rows; r += tile_rows, tile += kTileFloats) {
         const float* next = a + tile_rows * PanelRowBytes(x.k) / 4;
-        TileOf(Min(tile_rows, rows - r), a, next, strip, count,
+        // Behind the last tile is memory that another thread writes.
+        const bool is_last = r + tile_rows >= rows;
+        TileOf(Min(tile_rows, rows - r), a, is_last ? a : next, strip, count,
                (u1 - u0) * kUnit, u0 == 0, tile);
         a = next;
       }
