@@ -21,7 +21,6 @@ from jaxplugin.testing import contract, nn_cases
 from jaxplugin.testing.oracles import quantization_oracle
 
 BF16, F16, F32 = contract.BF16, contract.F16, contract.F32
-NT_2D = nn_cases.NT_2D
 rng_of = nn_cases.rng_of
 E5M2 = formats.E5M2
 

@@ -22,8 +22,7 @@ from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings as lowerings
 from jaxplugin.testing.oracles import quantization_oracle as oracle
 
-MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
-MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
+MXFP8, MXFP4, NVFP4 = formats.MXFP8, formats.MXFP4, formats.NVFP4
 
 # Stochastic rounding draws from a fixed key, so the outcome is one number. A
 # correct sampler passes a bound of 5.5 standard deviations in each of 100

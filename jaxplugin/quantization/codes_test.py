@@ -26,7 +26,6 @@ GFLOAT = {
   formats.E8M0: gfloat.formats.format_info_ocp_e8m0,
 }
 VALUES_DTYPES = (formats.E4M3, formats.E5M2, formats.E2M1)
-SCALE_DTYPES = (formats.E8M0, formats.E4M3)
 F32_MIN_NORMAL = 2.0**-126
 
 

@@ -18,7 +18,6 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 
-ERROR = jp.checkpoints.CheckpointError
 F8 = np.dtype(ml_dtypes.float8_e4m3fn)
 E8 = np.dtype(ml_dtypes.float8_e8m0fnu)
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -24,7 +24,7 @@ from jaxplugin.runtime import triton_library
 from jaxplugin.testing import quantization_lowerings as lowerings
 from jaxplugin.testing.oracles import quantization_cases
 
-MXFP8, MXFP4, NVFP4 = jp.MXFP8, jp.MXFP4, jp.NVFP4
+MXFP4, NVFP4 = jp.MXFP4, jp.NVFP4
 H200 = targets.named_target("h200")
 CHOSEN = {"four_over_six": True}
 

@@ -34,10 +34,6 @@ MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
 P = jax.sharding.PartitionSpec
 CPU = quantization_lowerings.OPERATIONS
 H200 = targets.named_target("h200")
-CASES, MORE_CASES = (
-  quantization_cases.rows(is_full=is_full, for_triton=True)
-  for is_full in (False, True)
-)
 # One for each architecture of an NVIDIA GPU.
 NVIDIA_TARGETS = ("a100", "l40s", "h200", "b200", "b300", "rtx5090", "gb10")
 X = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)

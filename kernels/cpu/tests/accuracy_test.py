@@ -19,7 +19,6 @@ from absl.testing import absltest, parameterized
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
 
-ISAS = testing.ISAS
 # (value, scale, other value, other scale) of both sides. One value of a row is
 # large, the others of its block are 0, and all other blocks have the other
 # value. The ratio of the products is about 2^22 to 2^27. At these ratios, sums

@@ -21,7 +21,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
 
 FORMATS = testing.FORMATS
-ISAS = testing.ISAS
 QUANTIZED = testing.QUANTIZED
 FP4 = ("mxfp4", "nvfp4")
 # Numbers of rows around the limits of the few_rows engines (dot/rule.h): 4 rows

@@ -28,7 +28,7 @@ from jaxplugin.quantization import hadamard, problems
 from jaxplugin.quantization.backends import xla
 from jaxplugin.testing.oracles import recipes_oracle
 
-QUANTIZED, ISAS = testing.QUANTIZED, testing.ISAS
+QUANTIZED = testing.QUANTIZED
 FUZZED = 6  # arrays for each format
 SIZES = (1, 3, 15, 16, 17, 33, 64, 100, 300)
 GLOBAL_SCALES = (0.01, 3.7, 1e-25, 1e30, 0.0, np.nan)

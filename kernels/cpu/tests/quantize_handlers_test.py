@@ -21,8 +21,7 @@ import testing
 BF16, E4M3, E5M2 = testing.BF16, testing.E4M3, testing.E5M2
 E2M1, E8M0 = testing.E2M1, testing.E8M0
 FORMATS = testing.FORMATS
-QUANTIZED, ISAS = testing.QUANTIZED, testing.ISAS
-e8m0_value = testing.e8m0_value
+QUANTIZED = testing.QUANTIZED
 
 
 @functools.cache  # for all instruction sets

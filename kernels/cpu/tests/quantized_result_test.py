@@ -14,8 +14,6 @@ from absl.testing import absltest, parameterized
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
 
-ISAS = testing.ISAS
-
 
 @dataclasses.dataclass(frozen=True)
 class Row:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
 
 BF16, E4M3, E8M0 = testing.BF16, testing.E4M3, testing.E8M0
-FORMATS, QUANTIZED, ISAS = testing.FORMATS, testing.QUANTIZED, testing.ISAS
+FORMATS, QUANTIZED = testing.FORMATS, testing.QUANTIZED
 integers, gaussians = testing.integers, testing.gaussians
 call = testing.call_ragged
 
