@@ -201,7 +201,9 @@ class QuantizedWeight:
 
   # Operations of code that was written for plain arrays.
   __array__ = __matmul__ = __rmatmul__ = __mul__ = _refuse
-  __rmul__ = __add__ = __radd__ = _refuse
+  __rmul__ = __add__ = __radd__ = __eq__ = _refuse
+  # Caches of the package identify weights by object.
+  __hash__ = object.__hash__
   # Makes NumPy's operators call the methods above.
   __array_ufunc__ = None
 

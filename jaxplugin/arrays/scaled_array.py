@@ -313,6 +313,28 @@ class ScaledArray:
       return NotImplemented
     return _provided["matmul"](other, self)
 
+  def __eq__(self, other: object) -> Any:
+    raise TypeError(
+      f"{_WHO}: == and != need plain arrays, got {self!r} and"
+      f" {error_context.shown(other)}; compare dequantize() of both, or the"
+      " stored bits with jax.tree.map(jnp.array_equal, x, y)"
+    )
+
+  # Caches of the package identify arrays by object.
+  __hash__ = object.__hash__
+
+  @property
+  def aval(self) -> Any:
+    """Makes `jnp.zeros_like` and similar functions of JAX raise TypeError.
+
+    They read it from a duck-typed array unless they are passed a dtype.
+    """
+    raise TypeError(
+      f"{_WHO}: this function of JAX needs a plain array, got {self!r}; for an"
+      " array of zeros pass a dtype, as in jnp.zeros_like(x, jnp.float32), and"
+      " for others pass array.dequantize()"
+    )
+
   # Makes NumPy's operators call the methods above.
   __array_ufunc__ = None
 

@@ -503,6 +503,30 @@ class ValidationTest(parameterized.TestCase):
       x = jp.ScaledArray(x.values, x.scale, x.global_scale, jp.NVFP4)
       jax.jit(lambda x: jp.ScaledArray(x.values, x.scale, None, jp.NVFP4))(x)
 
+  def test_operations_of_plain_arrays_are_errors(self):
+    x_q = example(jp.MXFP8)
+    weight = jp.QuantizedWeight(
+      jp.quantize(jnp.ones((2, 32)), "mxfp8"), (2, 32), (1,)
+    )
+    plain = jnp.ones(x_q.shape)
+    for f in (
+      lambda: x_q == x_q,
+      lambda: x_q != plain,
+      lambda: plain == x_q,
+      lambda: np.asarray(plain) == x_q,
+      lambda: weight == weight,
+      lambda: jnp.zeros_like(x_q),
+      lambda: jnp.ones_like(x_q),
+      lambda: jnp.full_like(x_q, 2),
+    ):
+      with self.assertRaisesRegex(TypeError, r"need.* plain array.*dequantize"):
+        f()
+    zeros = jnp.zeros_like(x_q, jnp.float32)
+    np.testing.assert_array_equal(zeros, np.zeros(x_q.shape, np.float32))
+    self.assertIn(x_q, [x_q])
+    self.assertLen({x_q, x_q}, 1)
+    self.assertEqual(jax.tree.structure(x_q), jax.tree.structure(x_q))
+
   def test_numpy_arrays_are_accepted(self):
     x = example(jp.NVFP4)
     y = jp.ScaledArray(

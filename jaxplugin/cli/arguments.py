@@ -29,6 +29,21 @@ WITH_TARGET_CUDNN: Final = {
 }
 
 
+_LONG: Final = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+
+
+def long_dtypes(text: str) -> str:
+  """Returns the name of a dtype for "bf16", "f16" or "f32"."""
+  return _LONG.get(text, text)
+
+
+def short_dtypes(text: str) -> str:
+  """Returns formats with "bf16" for "bfloat16", as in "bf16xnvfp4"."""
+  for short, long in _LONG.items():
+    text = text.replace(long, short)
+  return text
+
+
 class HelpFormatter(argparse.HelpFormatter):
   """Fills paragraphs; keeps lines of a paragraph that has indented ones."""
 

@@ -31,10 +31,11 @@ def add_arguments(
   for side in ("lhs", "rhs"):
     command.add_argument(
       f"--{side}",
+      type=arguments.long_dtypes,
       choices=names + plain,
       metavar="FORMAT",
       required=required,
-      help=f"one of {', '.join(names + plain)}",
+      help=f"one of {', '.join(names + plain)}; also bf16, f16 and f32",
     )
   for name, meaning in (
     ("m", "rows of lhs"),
@@ -56,6 +57,7 @@ def add_arguments(
   )
   command.add_argument(
     "--out",
+    type=arguments.long_dtypes,
     choices=plain,
     help=f"dtype of the result; default: {_DEFAULT_OUT}",
   )

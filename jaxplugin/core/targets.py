@@ -101,13 +101,12 @@ NONE: Final = Options()
 _context = jax_private.make_context(None)
 
 
-@contextlib.contextmanager
 def options(
   *,
   workspace_bytes: int | None | EllipsisType = ...,
   on_fallback: OnFallback | EllipsisType = ...,
   threads: int | None | EllipsisType = ...,
-) -> Iterator[Options]:
+) -> contextlib.AbstractContextManager[Options]:
   """Limits memory and threads of the calls traced inside of it.
 
   Each call records the options when it is traced. They are part of `jit`'s
@@ -126,8 +125,8 @@ def options(
     threads: upper limit of the threads of each CPU kernel. None is all threads
       of XLA's pool, but at most the cores that the process may use.
 
-  Yields:
-    The options in effect.
+  Returns:
+    A context that yields the options in effect.
 
   Raises:
     TypeError: If a limit is neither a whole number nor None.
@@ -142,14 +141,18 @@ def options(
     >>> print(y[0, 0])
     64.0
   """
-  found = current()
-  for name, value in (
-    ("workspace_bytes", workspace_bytes),
-    ("on_fallback", on_fallback),
-    ("threads", threads),
-  ):
-    if value is not ...:
-      found = found.replace(f"options: {name}", **{name: value})
+  given: dict[str, Any] = dict(
+    workspace_bytes=workspace_bytes, on_fallback=on_fallback, threads=threads
+  )
+  changes = {name: x for name, x in given.items() if x is not ...}
+  for name, value in changes.items():
+    NONE.replace(f"options: {name}", **{name: value})  # raises at the call
+  return _with_options(changes)
+
+
+@contextlib.contextmanager
+def _with_options(changes: Mapping[str, Any]) -> Iterator[Options]:
+  found = dataclasses.replace(current(), **changes)
   with _context(found):
     yield found
 
@@ -388,15 +391,14 @@ def named_target(
   """
   if not isinstance(name, str):
     raise TypeError(
-      f"named_target: name must be a string, got {error_context.shown(name)};"
-      " known targets:"
-      f" {', '.join(TARGET_NAMES)}"
+      "named_target: name must be a string, got"
+      f" {error_context.shown(name)}; pass one of {', '.join(TARGET_NAMES)}"
     )
   target = _NAMED.get(name.lower())
   if target is None:
     raise ValueError(
-      f"unknown target {error_context.shown(name)}; known targets:"
-      f" {', '.join(TARGET_NAMES)}"
+      f"named_target: name must be one of {', '.join(TARGET_NAMES)}, got"
+      f" {error_context.shown(name)}; for another device build a jp.Target"
     )
   versions: dict[str, Any] = {}
   for tool, given in (("cuDNN", cudnn), ("ptxas", ptxas)):
@@ -405,15 +407,22 @@ def named_target(
     parameter = tool.lower()
     if target.platform != "cuda":
       raise ValueError(
-        f"target {target.name} is not an NVIDIA GPU and has no {tool}, got"
-        f" {parameter}={error_context.shown(given)}"
+        f"named_target: {parameter} must be None, because {target.name} is not"
+        f" an NVIDIA GPU and has no {tool}, got {error_context.shown(given)};"
+        " leave it out"
       )
-    versions[f"{parameter}_version"] = parse_version(given)
+    versions[f"{parameter}_version"] = parse_version(
+      given, f"named_target: {parameter}"
+    )
   return dataclasses.replace(target, **versions)
 
 
-def parse_version(version: str | tuple[int, ...]) -> Version:
+def parse_version(version: str | tuple[int, ...], who: str) -> Version:
   """Parses "9.13", "9.13.0" or a tuple; missing parts are 0.
+
+  Args:
+    version: the version.
+    who: the function and its argument, for errors.
 
   Raises:
     ValueError: If the version has another form.
@@ -423,8 +432,8 @@ def parse_version(version: str | tuple[int, ...]) -> Version:
     text = ".".join(map(str, version))
   if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+){0,2}", text):
     raise ValueError(
-      f"malformed version {error_context.shown(version)}; write it as '9.13' or"
-      " '9.13.0'"
+      f"{who} must be a version of one to three numbers, got"
+      f" {error_context.shown(version)}; write it as '9.13' or '9.13.0'"
     )
   parts = [int(part) for part in text.split(".")]
   parts += [0] * (3 - len(parts))
@@ -457,8 +466,9 @@ def require(who: str, target: Any, kinds: str = "a jp.Target") -> None:
 _override = jax_private.make_context(None)
 
 
-@contextlib.contextmanager
-def use_target(target: Target) -> Iterator[Target]:
+def use_target(
+  target: Target,
+) -> contextlib.AbstractContextManager[Target]:
   """Chooses backends for `target` in the dots traced inside of it.
 
   Each call records the target when it is traced. The target is part of `jit`'s
@@ -468,8 +478,8 @@ def use_target(target: Target) -> Iterator[Target]:
   Args:
     target: a `Target`.
 
-  Yields:
-    `target`.
+  Returns:
+    A context that yields `target`.
 
   Raises:
     TypeError: If target is not a `Target`.
@@ -486,6 +496,11 @@ def use_target(target: Target) -> Iterator[Target]:
     True
   """
   require("use_target", target)
+  return _using(target)
+
+
+@contextlib.contextmanager
+def _using(target: Target) -> Iterator[Target]:
   with _override(target):
     yield target
 

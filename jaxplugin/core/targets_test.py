@@ -91,11 +91,20 @@ class NamedTargetTest(parameterized.TestCase):
     self.assertEqual(targets.named_target("B200"), targets.named_target("b200"))
 
   @parameterized.parameters(
-    (ValueError, "'v100'.*a100.*b200.*mi355x", "v100"),
-    (TypeError, "got None; known targets: a100", None),
-    (TypeError, "got 100; known targets: a100", 100),
+    (
+      ValueError,
+      "named_target: name must be .*a100.*mi355x.*got 'v100'; .*jp.Target",
+      "v100",
+    ),
+    (TypeError, "got None; pass one of a100", None),
+    (TypeError, "got 100; pass one of a100", 100),
     *(
-      (ValueError, f"{name}.*no {program}.*'9.13'", name, program.lower())
+      (
+        ValueError,
+        f"{name}.*no {program}.*'9.13'; leave it out",
+        name,
+        program.lower(),
+      )
       for name in ("mi300x", "cpu")
       for program in ("cuDNN", "ptxas")
     ),
@@ -103,6 +112,12 @@ class NamedTargetTest(parameterized.TestCase):
   def test_refusal_of_a_name_or_version(self, error, message, name, *given):
     with self.assertRaisesRegex(error, message):
       targets.named_target(name, **dict.fromkeys(given, "9.13"))
+
+  def test_contexts_refuse_wrong_arguments_when_they_are_called(self):
+    with self.assertRaisesRegex(TypeError, r"pass jp.named_target\('b200'\)"):
+      targets.use_target("b200")
+    with self.assertRaisesRegex(ValueError, "options: threads must be 1 or mo"):
+      targets.options(threads=0)
 
   def test_no_ptxas_is_assumed_unless_named(self):
     for name in targets.TARGET_NAMES:
@@ -148,20 +163,21 @@ class VersionTest(parameterized.TestCase):
     ((9, 13, 2), (9, 13, 2)),
   )
   def test_parse_fills_missing_parts_with_zero(self, version, expected):
-    self.assertEqual(targets.parse_version(version), expected)
+    self.assertEqual(targets.parse_version(version, "f: x"), expected)
 
   @parameterized.parameters(
     "", "9.", ".9", "9.13.0.1", "v9.13", "9.13rc1", "9,13", " 9.13", "9.13\n",
     "-9", ((),), ((9, -1),), ((9, 13, 0, 1),), 9, 9.13, None,
   )  # fmt: skip
   def test_malformed_version_is_refused_with_its_text(self, version):
-    with self.assertRaisesRegex(ValueError, "malformed version") as caught:
-      targets.parse_version(version)
+    rule = "^f: x must be a version .*; write it as '9.13'"
+    with self.assertRaisesRegex(ValueError, rule) as caught:
+      targets.parse_version(version, "f: x")
     self.assertIn(repr(version), str(caught.exception))
 
   def test_format_is_the_inverse_of_parse(self):
     self.assertEqual(targets.format_version((9, 13, 2)), "9.13.2")
-    self.assertEqual(targets.parse_version("9.13.2"), (9, 13, 2))
+    self.assertEqual(targets.parse_version("9.13.2", "f: x"), (9, 13, 2))
 
 
 class UseTargetTest(absltest.TestCase):
@@ -220,7 +236,7 @@ class UseTargetTest(absltest.TestCase):
 
   def test_what_is_no_target_is_refused(self):
     with self.assertRaisesRegex(TypeError, "must be a jp.Target, got 'b200'"):
-      targets.use_target("b200").__enter__()
+      targets.use_target("b200")
 
 
 class DetectTargetTest(parameterized.TestCase):

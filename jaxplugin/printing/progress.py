@@ -16,14 +16,17 @@ Report = Callable[[int, int], None]
 class Progress:
   """A line of progress. Its methods do nothing if it is not shown."""
 
-  def __init__(self, bar: Any = None, task: Any = None):
+  def __init__(self, bar: Any = None, task: Any = None, prints: bool = False):
     self._bar = bar
     self._task = task
+    self._prints = prints
 
   def describe(self, text: str) -> None:
     """Shows the current step."""
     if self._bar is not None:
       self._bar.update(self._task, description=text)
+    elif self._prints:
+      print(text, file=sys.stderr, flush=True)
 
   def advance(self) -> None:
     """Counts a finished step."""
@@ -71,6 +74,9 @@ def shown(
 ) -> Iterator[Progress]:
   """Shows a line on standard error until the context ends.
 
+  If standard error is not a terminal, each description is printed as a line of
+  text. Nothing is printed without a first description.
+
   Args:
     text: description of the first step.
     total: number of steps; None if unknown.
@@ -78,10 +84,13 @@ def shown(
     is_shown: whether to show the line; by default if standard error is a
       terminal.
   """
+  prints = bool(text) and is_shown is None and sys.stderr is not None
   if is_shown is None:
     is_shown = sys.stderr is not None and sys.stderr.isatty()
   if not is_shown:
-    yield Progress()
+    line = Progress(prints=prints)
+    line.describe(text)
+    yield line
     return
   from rich import console, progress
 

@@ -234,7 +234,13 @@ class ErrorsTest(parameterized.TestCase):
     self._check(t, "quantize jnp.swapaxes.weights, 1, 2", x, swapped, _SIZES)
     padded = jp.quantize(np.ones((3, 32, 40), np.float32), jp.MXFP8, pad=True)
     self._check(t, "pad lhs too, with jnp.pad", x[:, :40], padded, _SIZES)
-    self._check(t, "group_sizes must be integers", x, w_q, _SIZES * 1.0)
+    self._check(
+      t,
+      r"group_sizes must be integers, got float\d+\[3\]; .*astype",
+      x,
+      w_q,
+      _SIZES * 1.0,
+    )
     self._check(t, r"one size for each of the 3 groups", x, w_q, _SIZES[:2])
     along_n = jp.quantize(w.astype(np.float32), jp.NVFP4, axis=1)
     self._check(

@@ -413,13 +413,15 @@ def validate_groups(group_sizes: Any, num_groups: Any) -> None:
   """Raises TypeError unless group sizes are integers[num_groups]."""
   if not np.issubdtype(group_sizes.dtype, np.integer):
     raise TypeError(
-      f"{sides.who()}: group_sizes must be integers, got {group_sizes.dtype}"
+      f"{sides.who()}: group_sizes must be integers, got"
+      f" {error_context.shown(group_sizes)}; pass group_sizes.astype(jnp.int32)"
     )
   if tuple(group_sizes.shape) != (num_groups,):
     raise TypeError(
       f"{sides.who()}: group_sizes must have one size for each of the"
       f" {num_groups} groups, shape ({num_groups},), got"
-      f" {tuple(group_sizes.shape)}"
+      f" {error_context.shown(group_sizes)}; pass the number of rows of each"
+      " group"
     )
 
 

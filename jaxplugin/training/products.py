@@ -39,9 +39,8 @@ _Formats = tuple[formats.BlockFormat | None, formats.BlockFormat | None]
 
 _NO_SECOND: Final = (
   ": a gradient computed from quantized arrays has no derivative; for a"
-  " second derivative pass quantize_dgrad=False and quantize_wgrad=False to"
-  " dot_general, or use dataclasses.replace(recipe, quantize_dgrad=False,"
-  " quantize_wgrad=False)"
+  " second derivative pass a recipe with unquantized gradients,"
+  " dataclasses.replace(recipe, quantize_dgrad=False, quantize_wgrad=False)"
 )
 
 

@@ -19,7 +19,7 @@ from jaxplugin.lab.bench import devices, measurement, roofline, workloads
 from jaxplugin.lab.bench.libraries import processes
 from jaxplugin.lab.bench.peers import dot_variants, variants
 from jaxplugin.lab.bench.report import results, table
-from jaxplugin.printing import console
+from jaxplugin.printing import console, progress
 
 _DEFAULT_SHAPES: Final = {"cpu": "cpu-table", "gpu": "gpu-table"}
 _DEFAULT_OUT: Final = {"cpu": "f32", "gpu": "bf16"}
@@ -56,6 +56,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   )
   what.add_argument(
     "--out",
+    type=arguments.short_dtypes,
     choices=tuple(workloads.PLAIN_DTYPES),
     help="dtype of the results; default: f32 on a CPU, bf16 on a GPU",
   )
@@ -189,7 +190,7 @@ def _measure(args: argparse.Namespace, path: str | None) -> results.BenchRun:
   m = None if args.m is None else workloads.parse_sizes("--m", args.m)
   pairs = None
   if args.formats is not None:
-    pairs = workloads.parse_pairs(args.formats)
+    pairs = workloads.parse_pairs(arguments.short_dtypes(args.formats))
   implementations = _names(
     "--implementations",
     args.implementations,
@@ -220,10 +221,12 @@ def _measure(args: argparse.Namespace, path: str | None) -> results.BenchRun:
   )
   deadline = time.monotonic() + (args.budget or float("inf"))
   with jax.default_device(device.device):
+    with progress.shown("bench: measuring the limits of this machine"):
+      ceilings = roofline.measure(device, sizes)
     found = results.BenchRun(
       command=tuple(sys.argv[1:]),
       environment=devices.environment(device),
-      ceilings=roofline.measure(device, sizes),
+      ceilings=ceilings,
     )
     if earlier is not None:
       found = results.joined(earlier, found)

@@ -50,6 +50,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   )
   what.add_argument(
     "--out",
+    type=arguments.short_dtypes,
     choices=tuple(workloads.PLAIN_DTYPES),
     help="dtype of results, and of arrays to quantize; default: f32 on a CPU,"
     " bf16 on a GPU",
@@ -274,7 +275,9 @@ def _workload(
       )
     )
   m = None if args.m is None else workloads.parse_sizes("--m", args.m)
-  pairs = None if args.formats is None else workloads.parse_pairs(args.formats)
+  pairs = None
+  if args.formats is not None:
+    pairs = workloads.parse_pairs(arguments.short_dtypes(args.formats))
   out = args.out or _DEFAULT_OUT["cpu" if target.platform == "cpu" else "gpu"]
   return workload.of_shapes(
     workloads.parse_rows(args.shapes, m),

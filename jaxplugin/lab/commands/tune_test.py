@@ -166,7 +166,10 @@ class ErrorTest(command_lines.CommandLineTestCase):
       "one operation, got quantize and block_scaled_dot for both.json",
     ),
     (f"ONE -o {__file__}/a.json", "tune_test.py: Not a directory"),
-    ("ONE --dry-run --target h900", "unknown target 'h900'"),
+    (
+      "ONE --dry-run --target h900",
+      "named_target: name must be one of a100, .* got 'h900'",
+    ),
     ("--module nowhere.mlir", "nowhere.mlir: No such file"),
   )
   def test_bad_arguments_are_told(self, line, said):
