@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxplugin import quantization
 from jaxplugin.arrays import leaves as leaves_lib
@@ -563,13 +564,19 @@ def uses(
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=("array", "layers"),
-  meta_fields=("path", "is_part", "is_rows"),
+  meta_fields=("path", "is_part", "is_rows", "is_shard"),
 )
 class _Parameter(weights.Weight):
   """A weight that is not quantized."""
 
   def taken(self, dim: int, index: Any) -> _Parameter:
     raise facts.NotSupported("only a part of it is used")
+
+  def gathered(self, dim: int, params: Mapping[str, Any]) -> _Parameter:
+    array = lax.all_gather(
+      self.selected(), params["axis_name"], axis=dim, tiled=True
+    )
+    return dataclasses.replace(self, array=array, layers=())
 
   def dequantized(self, dtype: Any) -> Any:
     return self.selected()

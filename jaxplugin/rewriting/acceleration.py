@@ -299,6 +299,11 @@ class _Accelerator(calls.Walker):
       name: _map_jaxprs(accelerated, value) for name, value in params.items()
     }
 
+  def shards(
+    self, args: Sequence[Any], mesh: Any, in_specs: Sequence[Any]
+  ) -> None:
+    return None
+
   def note_own(self, function: Any, args: Sequence[Any]) -> None:
     pass
 

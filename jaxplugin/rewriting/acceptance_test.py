@@ -27,6 +27,7 @@ from jax.sharding import PartitionSpec as P
 import jaxplugin as jp
 from jaxplugin.rewriting import acceleration_test as constructs
 from jaxplugin.testing.meshes.explicit import need_devices
+from jaxplugin.testing.oracles import hlo_traffic
 
 FORMATS = ("mxfp8", "mxfp6_e2m3", "mxfp4", "nvfp4")
 # Relative error of a sum of products in f32, from the contract.
@@ -515,8 +516,109 @@ PLACES = {
 }
 
 
+def gathered(w, axis):
+  return lax.all_gather(w, "b", axis=axis, tiled=True)
+
+
+# Functions of devices' parts. Each row: a function of x and a weight, specs of
+# both and of the result, and the weight's shape and contracted dimension.
+SHARDS = {
+  "columns": (jnp.matmul, P(), P(None, "b"), P(None, "b"), (64, 96), 0),
+  "contracted rows": (
+    lambda x, w: lax.psum(x @ w, "b"),
+    *(P(None, "b"), P("b"), P(), (64, 96), 0),
+  ),
+  "a whole weight": (jnp.matmul, P("a"), P(), P("a"), (64, 96), 0),
+  "heads": (
+    lambda x, w: jnp.einsum("bk,khd->bhd", x, w),
+    *(P(), P(None, "b"), P(None, "b"), (64, 4, 16), 0),
+  ),
+  "layers": (
+    lambda x, w: x @ w[1],
+    *(P(), P(None, None, "b"), P(None, "b"), (2, 64, 96), 1),
+  ),
+  "experts": (
+    lambda x, w: jnp.einsum("bk,ekn->ebn", x, w),
+    *(P(), P("b"), P("b"), (2, 64, 48), 1),
+  ),
+  "gathered columns": (
+    lambda x, w: x @ gathered(w, 1),
+    *(P("a"), P(None, "b"), P("a"), (64, 96), 0),
+  ),
+  "gathered blocks": (
+    lambda x, w: x @ gathered(w, 0),
+    *(P("a"), P("b"), P("a"), (64, 96), 0),
+  ),
+  "gathered experts": (
+    lambda x, w: jnp.einsum("bk,ekn->ebn", x, gathered(w, 0)),
+    *(P("a"), P("b"), P(None, "a"), (4, 64, 48), 1),
+  ),
+}
+
+
 class PlacesTest(AcceptedTest):
   """Code places a weight on a mesh, and its bytes move."""
+
+  @parameterized.parameters(
+    *zip(
+      (*SHARDS, *SHARDS),
+      itertools.cycle(("mxfp8", "nvfp4", "int4_32", "uint4_32_min")),
+      itertools.cycle((None, "mxfp8", None)),
+      strict=False,
+    )
+  )
+  @pytest.mark.sample(9)
+  def test_devices_multiply_by_their_parts(self, name, format, activations):
+    need_devices(self, NUM_DEVICES)
+    function, of_x, of_w, of_y, shape, axis = SHARDS[name]
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    w, x = quantized(normal(*shape), format, axis), normal(8, 64)
+    mapped = jax.shard_map(
+      function,
+      mesh=mesh,
+      in_specs=(of_x, of_w),
+      out_specs=of_y,
+      # JAX takes what is gathered for different on each device.
+      check_vma="gathered" not in name,
+    )
+    call = accepted(mapped, activations=activations)
+    expected = jax.jit(mapped)(
+      x if activations is None else jp.quantize(x, activations).dequantize(),
+      w.dequantize(jnp.float32),
+    )
+    np.testing.assert_allclose(
+      call(x, w), expected, rtol=0, atol=1e-5 * np.abs(expected).max()
+    )
+    hlo = compiled(call, x, w)
+    self.assertEqual(count_calls(hlo), 1 if activations is None else 2)
+    self.assertNotIn("jaxplugin_dequantize", hlo)
+    found = hlo_traffic.collectives(hlo)
+    moved = {dtype: n for kind, dtype, n in found if kind == "all-gather"}
+    # Some scales are f16, and global scales are f32.
+    self.assertContainsSubset(moved, {"u8", "f16", "f32"})
+    self.assertLessEqual(moved.get("f32", 0), 4)
+    self.assertEqual("u8" in moved, "gathered" in name)
+
+  def test_scales_of_devices_are_not_taken_for_equal(self):
+    need_devices(self, NUM_DEVICES)
+    mesh = jax.make_mesh((2,), ("b",), axis_types=(AxisType.Auto,))
+
+    def function(x, w):
+      w_q = jp.quantize(w.T, "nvfp4").T  # has a global scale of its own
+      product = lambda x, w: x @ gathered(w, 1)
+      return jp.accept_quantized(product)(x, w_q), product(x, w_q.dequantize())
+
+    mapped = jax.shard_map(
+      function,
+      mesh=mesh,
+      in_specs=(P(), P(None, "b")),
+      out_specs=P(),
+      check_vma=False,
+    )
+    w = normal(64, 96) * np.linspace(1, 100, 96)
+    with self.assertWarnsRegex(UserWarning, "all_gather.*its own global scale"):
+      actual, expected = jax.jit(mapped)(normal(5, 64), w)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-2)
 
   @parameterized.product(
     name=tuple(PLACES),
@@ -880,39 +982,6 @@ class PlacedTest(parameterized.TestCase):
       return self.sharding(*(found[0] if found and is_kernel else ()))
 
     return jax.tree_util.tree_map_with_path(of, params)
-
-  @parameterized.parameters(
-    # Specs of a weight split by columns, one split by rows, and a whole one.
-    (P(None, "b"), P(), P(None, "b"), "shard_map"),
-    (P("b"), P(None, "b"), P(), "shard_map"),
-    (P(), P("b"), P("b"), "pvary"),
-    (P(), P(), P(), None),
-  )
-  @pytest.mark.sample(2)
-  def test_parts_of_shard_map_are_parts_of_weights(
-    self, kernel, rows, out, warned
-  ):
-    params_q, _ = jp.quantize_params({"kernel": normal(64, 128)}, "mxfp8")
-
-    def local(w, x):
-      return jax.lax.psum(x @ w, "b") if kernel == P("b") else x @ w
-
-    def apply(params, x):
-      product = jax.shard_map(
-        local, mesh=self.mesh, in_specs=(kernel, rows), out_specs=out
-      )
-      return product(params["kernel"], x)
-
-    x = normal(8, 64)
-    with warnings.catch_warnings(record=True) as caught:
-      warnings.simplefilter("always")
-      actual = jax.jit(jp.accept_quantized(apply))(params_q, x)
-    expected = np.float64(x) @ np.float64(dequantized(params_q)["kernel"])
-    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
-    told = [str(w.message) for w in caught if "accept_" in str(w.message)]
-    self.assertLen(told, 0 if warned is None else 1)
-    if warned:
-      self.assertIn(f"the whole of kernel is dequantized for {warned}", told[0])
 
   @pytest.mark.full
   def test_sharded_weights_have_their_bits_and_products(self):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -21,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from jaxplugin import dot, quantization
 from jaxplugin.arrays import scaled_array
@@ -47,10 +49,6 @@ WHO: Final = "accept_quantized"
 
 _DOTS: Final = ("dot_general", ragged_dots.NAME)
 _MIXED: Final = "another factor is multiplied into it first"
-_CUT: Final = (
-  "shard_map splits it over devices; call accept_quantized inside shard_map,"
-  " on quantized shards"
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -226,16 +224,51 @@ class Acceptor(calls.Walker):
       # The function may close over known values.
       acceptor._products, acceptor._weights = self._products, self._weights
       inner = calls.own_args(primitive.name, index, inner, len(args))
-      for own, x, product in zip(args, inner, known, strict=False):
-        if product is None or len(product.factors) != 1:
-          continue
-        if x.shape == own.shape:
+      for x, product in zip(inner, known, strict=False):
+        if product is not None and len(product.factors) == 1:
           self._products.put(x, product)
-        else:
-          self.warn(primitive.name, [own], _CUT)
       return acceptor
 
     return make
+
+  def shards(
+    self, args: Sequence[Any], mesh: Any, in_specs: Sequence[Any]
+  ) -> interception_private.Shards | None:
+    shards: dict[int, tuple[weights.View, Any]] = {}
+    for i, (x, spec) in enumerate(zip(args, in_specs, strict=True)):
+      view = self.view(x)
+      if view is None:
+        if self._names(x):
+          self.warn("shard_map", [x], _MIXED)
+        continue
+      try:
+        shards[i] = view.shard(mesh, spec)
+      except facts.NotSupported as reason:
+        self.warn("shard_map", [x], str(reason))
+    is_own = [i not in shards for i in range(len(args))]
+    views, specs = zip(*shards.values(), strict=True) if shards else ((), ())
+    leaves, structure = jax.tree.flatten(views)
+    scopes = sites.scope_names()
+
+    def start(inner: Sequence[Any]) -> tuple[Acceptor, list[Any]]:
+      acceptor = self._child(scopes)
+      # The function may close over known values.
+      acceptor._products, acceptor._weights = self._products, self._weights
+      parts = iter(jax.tree.unflatten(structure, inner[: len(leaves)]))
+      rest = iter(inner[len(leaves) :])
+      return acceptor, [
+        next(rest) if flag else acceptor._rebuild(next(parts), x.dtype)[0]
+        for x, flag in zip(args, is_own, strict=True)
+      ]
+
+    return interception_private.Shards(
+      args=[*leaves, *itertools.compress(args, is_own)],
+      in_specs=[
+        *jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P)),
+        *itertools.compress(in_specs, is_own),
+      ],
+      start=start,
+    )
 
   def note_own(self, function: Any, args: Sequence[Any]) -> None:
     patterns.record_own_function(function, args)

@@ -561,6 +561,11 @@ class Rewriter:
 
     return make
 
+  def shards(
+    self, args: Sequence[Any], mesh: Any, in_specs: Sequence[Any]
+  ) -> None:
+    return None
+
   def note_own(self, function: Any, args: Sequence[Any]) -> None:
     patterns.record_own_function(function, args)
 

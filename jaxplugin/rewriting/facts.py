@@ -144,17 +144,26 @@ def laid_out_sharding(
     NotSupported: If it splits another dimension than the outermost part of one
       of `dims`, or has unreduced axes.
   """
-  if getattr(sharding.spec, "unreduced", None):
-    raise NotSupported("its sharding has unreduced axes")
+  if sharding.spec.unreduced or sharding.spec.reduced:
+    raise NotSupported("its sharding has unreduced or reduced axes")
   entries = [None] * len(dims)
   for own, entry in zip(own_dims, sharding.spec, strict=False):
     if not own or entry is None:
       continue
-    found = [d for d, dim in enumerate(dims) if dim[: len(own)] == own]
-    if not found:
-      raise NotSupported("its sharding splits a part of a stored dimension")
-    entries[found[0]] = entry
+    entries[outermost(dims, own)] = entry
   return sharding.update(spec=PartitionSpec(*entries))
+
+
+def outermost(dims: Sequence[Sequence[Atom]], own: Sequence[Atom]) -> int:
+  """Returns which of `dims` has `own` as its outermost part.
+
+  Raises:
+    NotSupported: If none has.
+  """
+  for d, dim in enumerate(dims):
+    if dim[: len(own)] == own:
+      return d
+  raise NotSupported("it splits a part of a stored dimension")
 
 
 @functools.partial(

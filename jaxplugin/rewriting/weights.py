@@ -20,16 +20,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxplugin import quantization
 from jaxplugin.arrays import layouts, placement, scaled_array
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.rewriting import facts
 
 
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=("array", "layers"),
-  meta_fields=("path", "is_part", "is_rows"),
+  meta_fields=("path", "is_part", "is_rows", "is_shard"),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Weight:
@@ -42,6 +44,8 @@ class Weight:
     is_part: whether the array was sliced or gathered from the weight.
     is_rows: whether it is single rows, as from a table of embeddings, which are
       no weight of a matmul.
+    is_shard: whether `shard_map` split the whole array, so that all devices
+      have the same global scale.
   """
 
   path: str
@@ -49,6 +53,7 @@ class Weight:
   layers: tuple[Any, ...] = ()
   is_part: bool = False
   is_rows: bool = False
+  is_shard: bool = False
 
   @property
   def ndim(self) -> int:
@@ -107,6 +112,59 @@ class Weight:
       raise facts.NotSupported(str(error)) from error
     return dataclasses.replace(self, array=array, layers=())
 
+  def specs(self, sharding: NamedSharding) -> Weight:
+    """Returns the weight with a spec for each array.
+
+    Args:
+      sharding: of the selected layer.
+
+    Raises:
+      facts.NotSupported: If the stored arrays cannot be split so.
+    """
+    spec = P(*(None for _ in self.layers), *sharding.spec)
+    try:
+      placed = placement.shardings(self.array, sharding.update(spec=spec))
+    except TypeError as error:
+      raise facts.NotSupported(str(error)) from error
+    return dataclasses.replace(
+      self,
+      array=jax.tree.map(lambda x: x.spec, placed),
+      layers=tuple(P() for _ in self.layers),
+    )
+
+  def gathered(self, dim: int, params: Mapping[str, Any]) -> Weight:
+    """Returns the selected layer with the parts of all devices in a dimension.
+
+    Args:
+      dim: a dimension of the selected layer.
+      params: of a tiled `all_gather`.
+
+    Raises:
+      facts.NotSupported: If the stored arrays cannot be gathered so.
+    """
+    array = self.selected()
+    size = array.shape[dim] * params["axis_size"]
+    if array.format.is_square or array.scale_layout != layouts.LINEAR:
+      raise facts.NotSupported("its scales are not in rows")
+    if dim == array.axis and array.format.along(size) != array.format.along(
+      array.shape[dim]
+    ):
+      raise facts.NotSupported("each device has its own scale for a whole row")
+    if array.global_scale is not None and not self.is_shard:
+      raise facts.NotSupported("each device may have its own global scale")
+    gather = functools.partial(
+      lax.all_gather, axis_name=params["axis_name"], axis=dim, tiled=True
+    )
+
+    def of_leaf(path: Any, x: jax.Array) -> jax.Array:
+      # A global scale for all of a dimension is the same on each device.
+      is_global = path[0].name == "global_scale"
+      is_one = x.ndim <= dim or (x.shape[dim] == 1 < array.shape[dim])
+      return x if is_global and is_one else gather(x)
+
+    data = jax.tree_util.tree_map_with_path(of_leaf, array.to_bytes())
+    return dataclasses.replace(self, array=data.to_floats(), layers=())
+
   def only(self, is_valid: jax.Array, dim: int) -> Weight:
     """Returns the weight with NaN where an index of dimensions is not valid.
 
@@ -141,6 +199,45 @@ class View:
   weight: Weight
   dims: tuple[facts.Atoms, ...]
   stored: tuple[facts.Atoms, ...]
+
+  def shard(self, mesh: Any, spec: Any) -> tuple[View, Weight]:
+    """Returns the view of a device's part of the weight.
+
+    Its weight is still the whole one. The second result is the weight with a
+    spec for each array.
+
+    Args:
+      mesh: the mesh.
+      spec: mesh axes of the dimensions of the view.
+
+    Raises:
+      facts.NotSupported: If the stored arrays cannot be split so.
+    """
+    sharding = facts.laid_out_sharding(
+      NamedSharding(mesh, spec), self.dims, self.stored
+    )
+    specs = self.weight.specs(sharding)
+    taker = mesh_axes.Taker(mesh.shape)
+    axes = mesh_axes.normalize_spec(sharding.spec, len(self.stored))
+    parts: dict[facts.Atom, facts.Atom] = {}
+    for dim, names in zip(self.stored, axes, strict=True):
+      if not names:
+        continue
+      outermost, *_ = dim
+      size, rest = divmod(outermost.size, taker.count(names))
+      if rest:
+        raise facts.NotSupported(f"{names} do not divide {outermost.size}")
+      parts[outermost] = facts.Atom(size)
+    weight = dataclasses.replace(self.weight, is_shard=True)
+    return dataclasses.replace(self, weight=weight).resized(parts), specs
+
+  def resized(self, parts: Mapping[facts.Atom, facts.Atom]) -> View:
+    """Returns the view with other atoms in place of some."""
+    dims, stored = (
+      tuple(tuple(parts.get(atom, atom) for atom in dim) for dim in whole)
+      for whole in (self.dims, self.stored)
+    )
+    return View(weight=self.weight, dims=dims, stored=stored)
 
   def has_all_once(self) -> bool:
     """Whether it has each element of the weight exactly once."""
@@ -337,6 +434,30 @@ def _place(
   return [dataclasses.replace(view, weight=view.weight.placed(sharding))]
 
 
+def _vary(
+  view: View, args: Sequence[Any], params: Mapping[str, Any]
+) -> list[View]:
+  """Lets the stored arrays vary over axes of a `shard_map`."""
+  vary = functools.partial(lax.pcast, axis_name=params["axes"], to="varying")
+  return [dataclasses.replace(view, weight=jax.tree.map(vary, view.weight))]
+
+
+def _all_gather(
+  view: View, args: Sequence[Any], params: Mapping[str, Any]
+) -> list[View]:
+  """Gathers the stored arrays of all devices of a `shard_map`."""
+  if not params["tiled"] or params["axis_index_groups"] is not None:
+    raise facts.NotSupported("it adds a dimension, or gathers within groups")
+  dim = params["all_gather_dimension"]
+  if not view.dims[dim]:
+    raise facts.NotSupported("the dimension has size 1")
+  at = facts.outermost(view.stored, view.dims[dim])
+  first, *_ = view.dims[dim]
+  whole = facts.Atom(first.size * params["axis_size"])
+  weight = view.weight.gathered(at, params)
+  return [dataclasses.replace(view, weight=weight).resized({first: whole})]
+
+
 PARTS: Final[
   Mapping[str, Callable[[View, Sequence[Any], Mapping[str, Any]], list[View]]]
 ] = {
@@ -346,5 +467,10 @@ PARTS: Final[
   "unstack": _unstack,
   "gather": _gather,
 }
-PLACES: Final = {"sharding_constraint": _place, "reshard": _place}
+PLACES: Final = {
+  "sharding_constraint": _place,
+  "reshard": _place,
+  "pvary": _vary,
+  "all_gather": _all_gather,
+}
 RULES: Final = {**PARTS, **PLACES}

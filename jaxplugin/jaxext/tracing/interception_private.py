@@ -7,6 +7,7 @@ The module uses JAX's private modules, like `jax_private`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -48,8 +49,29 @@ class Interceptor(Protocol):
     (`jvp`; `fwd` and `bwd`).
     """
 
+  def shards(
+    self, args: Sequence[Any], mesh: Any, in_specs: Sequence[Any]
+  ) -> Shards | None:
+    """Returns what a `shard_map` takes instead of its arguments, or None."""
+
   def note_own(self, function: Any, args: Sequence[Any]) -> None:
     """Receives a function of this package that an operation calls."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shards:
+  """New arguments of a `shard_map`.
+
+  Attributes:
+    args: the arguments.
+    in_specs: of each of them.
+    start: called with their shards. Returns the interceptor of the function,
+      and the arguments that the function had.
+  """
+
+  args: list[Any]
+  in_specs: list[Any]
+  start: Callable[[Sequence[Any]], tuple[Interceptor, list[Any]]]
 
 
 # Makes the interceptor of one call, given the positional arguments.
@@ -88,6 +110,22 @@ class _InterceptingTrace(binding_private.PassingTrace):
       )
       for i, f in enumerate(functions)
     ]
+
+  def process_shard_map(self, primitive, fun, args, /, **params):
+    shards = self.interceptor.shards(args, params["mesh"], params["in_specs"])
+    if shards is None:
+      return super().process_shard_map(primitive, fun, args, **params)
+    names = ("",) * len(shards.args)
+    params["debug_info"] = params["debug_info"]._replace(arg_names=names)
+    params["in_specs"] = tuple(shards.in_specs)
+
+    def call(*inner):
+      interceptor, own = shards.start(inner)
+      return _call_intercepted(fun, lambda _: interceptor, *own)
+
+    return self.parent_trace.process_shard_map(
+      primitive, call, shards.args, **params
+    )
 
 
 def _call_intercepted(
