@@ -48,8 +48,7 @@ def accept_quantized(
   mesh, and used inside transformations. Rounding by a conversion is left out.
 
   Other operations use the dequantized array, with a warning. Take derivatives
-  outside: `jax.grad(loss)`.
-  docs/how_to/quantize_model.md is the guide.
+  outside. docs/how_to/quantize_model.md is the guide.
 
   Args:
     fn: any callable. A module of equinox may hold the weights itself.
