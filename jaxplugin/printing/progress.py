@@ -71,11 +71,9 @@ def shown(
   *,
   of_bytes: bool = False,
   is_shown: bool | None = None,
+  prints: bool = False,
 ) -> Iterator[Progress]:
   """Shows a line on standard error until the context ends.
-
-  If standard error is not a terminal, each description is printed as a line of
-  text. Nothing is printed without a first description.
 
   Args:
     text: description of the first step.
@@ -83,14 +81,15 @@ def shown(
     of_bytes: whether steps are bytes; the line then has a rate.
     is_shown: whether to show the line; by default if standard error is a
       terminal.
+    prints: whether to print each description as a line of text if the line of
+      progress is not shown.
   """
-  prints = bool(text) and is_shown is None and sys.stderr is not None
   if is_shown is None:
     is_shown = sys.stderr is not None and sys.stderr.isatty()
   if not is_shown:
-    line = Progress(prints=prints)
-    line.describe(text)
-    yield line
+    if prints:
+      print(text, file=sys.stderr, flush=True)
+    yield Progress(prints=prints)
     return
   from rich import console, progress
 

@@ -18,14 +18,14 @@ class Terminal(io.StringIO):
     return True
 
 
-def drawn(stream, text="compiling", **options):
+def drawn(stream, **options):
   """Returns standard output, and standard error without control codes."""
   out = io.StringIO()
   with (
     mock.patch.dict(os.environ, {"TERM": "xterm", "COLUMNS": "80"}),
     contextlib.redirect_stdout(out),
     contextlib.redirect_stderr(stream),
-    progress.shown(text, 2, **options) as line,
+    progress.shown("compiling", 2, **options) as line,
   ):
     line.advance()
     print("a row")
@@ -44,9 +44,8 @@ class ProgressTest(absltest.TestCase):
 
   def test_file_has_a_line_for_each_step(self):
     err = "compiling\nchecking [b]\n"
-    self.assertEqual(drawn(io.StringIO()), ("a row\n", err))
-    for options in ({"is_shown": False}, {"text": "", "of_bytes": True}):
-      self.assertEqual(drawn(io.StringIO(), **options), ("a row\n", ""))
+    self.assertEqual(drawn(io.StringIO(), prints=True), ("a row\n", err))
+    self.assertEqual(drawn(io.StringIO()), ("a row\n", ""))
 
   def test_caller_decides(self):
     self.assertEqual(drawn(Terminal(), is_shown=False), ("a row\n", ""))

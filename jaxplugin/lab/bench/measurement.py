@@ -460,7 +460,9 @@ def measure_rows(
   assert found.ceilings is not None
   longest = 0.0
   with (
-    progress.shown(f"measuring {len(work)} rows", len(work)) as line,
+    progress.shown(
+      f"measuring {len(work)} rows", len(work), prints=True
+    ) as line,
     contextlib.closing(
       RowMeasurement(device, found.ceilings, options, line.describe)
     ) as measuring,

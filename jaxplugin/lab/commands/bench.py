@@ -221,7 +221,7 @@ def _measure(args: argparse.Namespace, path: str | None) -> results.BenchRun:
   )
   deadline = time.monotonic() + (args.budget or float("inf"))
   with jax.default_device(device.device):
-    with progress.shown("bench: measuring the limits of this machine"):
+    with progress.shown("measuring the limits of this machine", prints=True):
       ceilings = roofline.measure(device, sizes)
     found = results.BenchRun(
       command=tuple(sys.argv[1:]),

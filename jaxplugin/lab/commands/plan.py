@@ -134,7 +134,7 @@ def _run(args: argparse.Namespace) -> int:
   else:
     jobs = _of_model(args, chosen, formats, target)
   found = []
-  with progress.shown("compiling", len(jobs)) as line:
+  with progress.shown("compiling", len(jobs), prints=True) as line:
     for text, compiled in jobs:
       line.describe(f"compiling {text}")
       found.append(compiled())
