@@ -667,6 +667,12 @@ def leaf_indices(
       out of bounds.
   """
   items = list(index) if isinstance(index, tuple) else [index]
+  if any(item is None for item in items):
+    raise TypeError(
+      f"{_WHO}: an index must not contain None, got"
+      f" {error_context.shown(index)}; for a new first dimension call"
+      " jaxplugin.stack([array])"
+    )
   whole = slice(None)
   ellipses = [i for i, item in enumerate(items) if item is Ellipsis]
   if len(ellipses) > 1 or len(items) - len(ellipses) > len(shape):
