@@ -42,6 +42,7 @@ CPP_SUFFIXES: Final = (".cc", ".h", ".inl")
 CPP_TESTS: Final = (
   *("kernels/cpu", "jaxplugin/dot/backends/cpu_test.py"),
   *("jaxplugin/quantization/backends/cpu_test.py", "jaxplugin/ragged"),
+  "jaxplugin/runtime/cpu_library_test.py",
 )
 FIND_LIBRARY: Final = """
 from jaxplugin.kernels.cpu import library
