@@ -180,7 +180,7 @@ class ToolTest(parameterized.TestCase):
   @parameterized.parameters(
     (("emit", "--target", "cpu"), "--lhs and --rhs are needed"),
     (("emit", "--target", "cpu", "--cudnn", "9.13"), "has no cuDNN"),
-    (("emit", "--target", "b200", "--cudnn", "nine"), "malformed version"),
+    (("emit", "--target", "b200", "--cudnn", "nine"), "must be a version"),
     (("optimize", "--target", "b200", "--rewrite"), "--rewrite needs a FILE"),
     (
       ("optimize", "x.mlir", "--target", "b200", "--mesh", "4"),

@@ -329,11 +329,7 @@ class ScaledArray:
 
     They read it from a duck-typed array unless they are passed a dtype.
     """
-    raise TypeError(
-      f"{_WHO}: this function of JAX needs a plain array, got {self!r}; for an"
-      " array of zeros pass a dtype, as in jnp.zeros_like(x, jnp.float32), and"
-      " for others pass array.dequantize()"
-    )
+    return self.__array__()
 
   # Makes NumPy's operators call the methods above.
   __array_ufunc__ = None
@@ -341,8 +337,9 @@ class ScaledArray:
   def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
     del dtype, copy
     raise TypeError(
-      f"ScaledArray: this function needs a plain array, got {self!r}; pass"
-      " array.dequantize(), or array.values for the codes"
+      f"{_WHO}: this function needs a plain array, got {self!r}; pass"
+      " array.dequantize(), or array.values for the codes. jnp.zeros_like and"
+      " similar functions also accept a ScaledArray and a dtype"
     )
 
   def pack(self) -> ScaledArray:

@@ -342,7 +342,7 @@ ERRORS = (
   (both(32, 32, dtype=jnp.int32), TypeError, "^quantize_both: x .*int32"),
   # The dtype of the result.
   (lambda: quantization.dequantize(np.ones((2, 32))), TypeError,
-   "must be a ScaledArray.*ndarray"),
+   r"must be a ScaledArray.*float64\[2, 32\]"),
   *(
     (call, TypeError, "^dequantize: dtype must be float32, bfloat16, float16 "
      f"or float64, got {shown}$")
