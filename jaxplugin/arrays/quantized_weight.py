@@ -110,8 +110,9 @@ class QuantizedWeight:
         f"{_WHO}: the last dimensions of the array must be {sizes}, because"
         f" the kernel has shape {self.kernel_shape} and contracting dimensions"
         f" {self.contracting}, got {self.array!r}; only leading dimensions of"
-        " its leaves may be sliced. In a shard_map that splits the kernel, pass"
-        " .array to jaxplugin.linear"
+        " its leaves may be sliced. If a shard_map splits the kernel, call"
+        " accept_quantized around the shard_map, or pass .array to"
+        " jaxplugin.linear in it"
       )
 
   def _free(self) -> tuple[int, ...]:
