@@ -23,10 +23,14 @@ class Progress:
 
   def describe(self, text: str) -> None:
     """Shows the current step."""
+    if self._prints:
+      print(text, file=sys.stderr, flush=True)
+    self.detail(text)
+
+  def detail(self, text: str) -> None:
+    """Shows a part of the current step, on the line of progress only."""
     if self._bar is not None:
       self._bar.update(self._task, description=text)
-    elif self._prints:
-      print(text, file=sys.stderr, flush=True)
 
   def advance(self) -> None:
     """Counts a finished step."""

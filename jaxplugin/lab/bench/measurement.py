@@ -464,7 +464,7 @@ def measure_rows(
       f"measuring {len(work)} rows", len(work), prints=True
     ) as line,
     contextlib.closing(
-      RowMeasurement(device, found.ceilings, options, line.describe)
+      RowMeasurement(device, found.ceilings, options, line.detail)
     ) as measuring,
   ):
     for row, pair in work:
