@@ -228,7 +228,9 @@ class View:
       if rest:
         raise facts.NotSupported(f"{names} do not divide {outermost.size}")
       parts[outermost] = facts.Atom(size)
-    weight = dataclasses.replace(self.weight, is_shard=True)
+    # Inside of another `shard_map` devices may have different arrays.
+    is_same = not jax.sharding.get_abstract_mesh().manual_axes
+    weight = dataclasses.replace(self.weight, is_shard=is_same)
     return dataclasses.replace(self, weight=weight).resized(parts), specs
 
   def resized(self, parts: Mapping[facts.Atom, facts.Atom]) -> View:
@@ -467,10 +469,5 @@ PARTS: Final[
   "unstack": _unstack,
   "gather": _gather,
 }
-PLACES: Final = {
-  "sharding_constraint": _place,
-  "reshard": _place,
-  "pvary": _vary,
-  "all_gather": _all_gather,
-}
-RULES: Final = {**PARTS, **PLACES}
+PLACES: Final = {"sharding_constraint": _place, "reshard": _place}
+RULES: Final = {**PARTS, **PLACES, "pvary": _vary, "all_gather": _all_gather}
