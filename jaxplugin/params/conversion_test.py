@@ -13,11 +13,8 @@ from absl.testing import absltest, parameterized
 from flax import nnx
 
 import jaxplugin as jp
-
-
-def normal(*shape, dtype=np.float32):
-  rng = np.random.default_rng(sum(shape))
-  return jnp.asarray(rng.normal(size=shape), dtype)
+from jaxplugin.testing import contract
+from jaxplugin.testing.models import normal
 
 
 def init(module, *args):
@@ -34,14 +31,6 @@ def entries(report):
   }
 
 
-def assert_same_bits(actual, expected):
-  both = map(jax.tree.leaves, (actual, expected))
-  for a, b in zip(*both, strict=True):
-    np.testing.assert_array_equal(
-      np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8)
-    )
-
-
 class LinenTest(parameterized.TestCase):
   @parameterized.parameters("mxfp8", "nvfp4")
   @pytest.mark.sample(1)
@@ -50,7 +39,7 @@ class LinenTest(parameterized.TestCase):
     params_q, report = jp.quantize_params(params, format)
     kernel, kernel_q = (p["params"]["kernel"] for p in (params, params_q))
     self.assertEqual(kernel_q.shape, (64, 96))
-    assert_same_bits(kernel_q.array, jp.quantize(kernel.T, format))
+    contract.assert_same_bits(kernel_q.array, jp.quantize(kernel.T, format))
     np.testing.assert_array_equal(
       kernel_q.dequantize(), jp.quantize(kernel.T, format).dequantize().T
     )
@@ -58,7 +47,9 @@ class LinenTest(parameterized.TestCase):
       report.bytes_before - report.bytes_after,
       kernel.nbytes - kernel_q.nbytes,
     )
-    assert_same_bits(params_q["params"]["bias"], params["params"]["bias"])
+    contract.assert_same_bits(
+      params_q["params"]["bias"], params["params"]["bias"]
+    )
 
   def test_attention_contracts_what_it_contracts(self):
     module = nn.MultiHeadDotProductAttention(num_heads=4)
@@ -72,7 +63,7 @@ class LinenTest(parameterized.TestCase):
       rows = kernel.transpose(order).reshape(64, 64)
       kernel_q = params_q["params"][name]["kernel"]
       self.assertEqual(kernel_q.shape, kernel.shape)
-      assert_same_bits(kernel_q.array, jp.quantize(rows, "mxfp8"))
+      contract.assert_same_bits(kernel_q.array, jp.quantize(rows, "mxfp8"))
       back = kernel_q.dequantize().transpose(order).reshape(64, 64)
       np.testing.assert_array_equal(back, kernel_q.array.dequantize())
 
@@ -103,7 +94,7 @@ class LinenTest(parameterized.TestCase):
     array = params_q["params"]["middle"]["up"]["kernel"].array
     self.assertEqual(array.global_scale.shape, (3, 1, 1))
     for i in range(3):
-      assert_same_bits(array[i], jp.quantize(kernel[i].T, "nvfp4"))
+      contract.assert_same_bits(array[i], jp.quantize(kernel[i].T, "nvfp4"))
 
   def test_stacks_of_stacks_contract_what_their_matmuls_contract(self):
     class Block(nn.Module):
@@ -179,7 +170,7 @@ class TreesTest(parameterized.TestCase):
     self.assertIn("embedding", found["layers/1/embedding"])
     merged = nnx.merge(graph, state_q)
     kernel = model.layers[0].kernel[...]
-    assert_same_bits(
+    contract.assert_same_bits(
       merged.layers[0].kernel.get_value().array, jp.quantize(kernel.T, "mxfp4")
     )
 
@@ -198,7 +189,7 @@ class TreesTest(parameterized.TestCase):
     self.assertEqual(found["e/weight_hh"], (1,))
     for name, kind in (("b", "Embedding"), ("c", "Conv1d"), ("d", "LayerNorm")):
       self.assertIn(f"equinox.nn.{kind}", found[f"{name}/weight"])
-    assert_same_bits(
+    contract.assert_same_bits(
       model_q["a"].weight, jp.quantize(model["a"].weight, "nvfp4")
     )
 

@@ -12,6 +12,7 @@ from absl.testing import absltest, parameterized
 from jax import lax
 
 import jaxplugin as jp
+from jaxplugin.testing.models import normal
 
 ROWS, MODEL, HIDDEN = 21, 64, 96
 SIZES = (5, 0, 9, 4)  # three rows have no group
@@ -23,11 +24,6 @@ SHAPES = {
 }
 # The numbers of `jp.ragged_dot`, with weights [groups, n, k].
 NUMBERS = lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), (0,), (0,))
-
-
-def normal(*shape, dtype=jnp.float32):
-  rng = np.random.default_rng(sum(shape))
-  return jnp.asarray(rng.normal(size=shape), dtype)
 
 
 def params_of(dtype=jnp.float32):

@@ -16,17 +16,13 @@ from jax import lax
 import jaxplugin as jp
 from jaxplugin.quantization import prologues
 from jaxplugin.rewriting import patterns
+from jaxplugin.testing.models import normal
 
 SHAPE = (2, 32, 64)
 SIZE = SHAPE[-1]
 RMS, RMS_ROWS = "rms_norm", "rms_norm with weight"
 LAYER, LAYER_ROWS = "layer_norm with weight", "layer_norm with weight, bias"
 SILU, GELU = "silu_and_mul with up", "gelu_and_mul with up"
-
-
-def normal(*shape, dtype=jnp.float32):
-  rng = np.random.default_rng(sum(shape))
-  return jnp.asarray(rng.normal(size=shape), dtype)
 
 
 def mean(x):
