@@ -30,7 +30,7 @@ from jax import lax
 from jax.sharding import AxisType
 
 from jaxplugin.core import formats
-from jaxplugin.dot import calls, epilogue, reference, sharding, sides
+from jaxplugin.dot import calls, epilogue, sharding, sides
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import primitive
 from jaxplugin.quantization import dequantization
@@ -219,7 +219,7 @@ def _side_cotangent(name: str, g: jax.Array, call: calls.DotCall) -> jax.Array:
     g: jax.Array, other: sides.Side, numbers: sides.DimensionNumbers
   ) -> jax.Array:
     plain = _dequantized(other.in_usual_order(), dtype)
-    return reference.plain_dot(g, plain, numbers, _F32)
+    return plain_dot(g, plain, numbers, _F32)
 
   def product(g: jax.Array, numbers: sides.DimensionNumbers) -> jax.Array:
     if not is_explicit(g):
@@ -348,3 +348,47 @@ def require_linear(call: calls.DotCall, names: Sequence[str]) -> None:
     what = " at once"
   if what:
     raise primitive.not_linear(sides.WHO, names, what)
+
+
+def plain_dot(
+  lhs: jax.Array,
+  rhs: jax.Array,
+  dimension_numbers: sides.DimensionNumbers,
+  dtype: Any,
+  precision: Any = None,
+  out_sharding: Any = None,
+) -> jax.Array:
+  """Computes `dot_general`, accumulated in f32 and cast once.
+
+  Args:
+    lhs, rhs: arrays of dtypes that f32 represents exactly.
+    dimension_numbers: as for `lax.dot_general`.
+    dtype: dtype of the result.
+    precision: as for `lax.dot_general`. None is HIGHEST, which avoids TF32 on a
+      GPU and bf16 on a TPU.
+    out_sharding: as for `lax.dot_general`.
+  """
+
+  def multiply(
+    operand_dtype: Any, precision: Any, lhs: jax.Array, rhs: jax.Array
+  ) -> jax.Array:
+    return lax.dot_general(
+      lhs.astype(operand_dtype),
+      rhs.astype(operand_dtype),
+      dimension_numbers,
+      precision=precision,
+      preferred_element_type=jnp.float32,
+      out_sharding=out_sharding,
+    )
+
+  if precision is None:
+    precision = lax.Precision.HIGHEST
+  in_f32 = functools.partial(multiply, jnp.float32, precision)
+  if lhs.dtype == rhs.dtype == formats.BF16:
+    # A bf16 dot has the same products. XLA:CPU computes in f32 instead, because
+    # its bf16 dot fails at run time for some layouts.
+    in_bf16 = functools.partial(multiply, jnp.bfloat16, None)
+    result = lax.platform_dependent(lhs, rhs, cpu=in_f32, default=in_bf16)
+  else:
+    result = in_f32(lhs, rhs)
+  return result.astype(dtype)

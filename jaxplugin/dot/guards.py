@@ -23,7 +23,14 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxplugin.core import decisions, error_context, targets
-from jaxplugin.dot import backends, calls, epilogue, reference, sides
+from jaxplugin.dot import (
+  backends,
+  calls,
+  derivatives,
+  epilogue,
+  reference,
+  sides,
+)
 from jaxplugin.jaxext import jax_private
 from jaxplugin.operation import failures, primitive
 
@@ -219,7 +226,7 @@ def _unexplained(
   lhs = call.lhs.dequantized().astype(jnp.float32)
   rhs = call.rhs.dequantized().astype(jnp.float32)
   multiply = functools.partial(
-    reference.plain_dot,
+    derivatives.plain_dot,
     dimension_numbers=call.dimension_numbers,
     dtype=jnp.float32,
   )

@@ -32,7 +32,6 @@ from jaxplugin.dot import (
   calls,
   derivatives,
   epilogue,
-  reference,
   sides,
 )
 from jaxplugin.dot.backends import cpu
@@ -148,7 +147,7 @@ class _DotWithOffset(alternatives.Forms):
       )
       numbers = call.dimension_numbers
       with jax.named_scope(SCOPE):
-        return result + reference.plain_dot(lhs, rhs, numbers, _F32)
+        return result + derivatives.plain_dot(lhs, rhs, numbers, _F32)
 
     return derivatives.partitioned(second, result)(result, *operands)
 

@@ -1,24 +1,19 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reference implementations of the block-scaled dot.
+"""The f64 reference of the block-scaled dot, in NumPy, and error bounds.
 
-Tests, notebooks and the benchmark compare backends with the f64 dot in NumPy.
-Derivatives and checks use `plain_dot`, the dot of plain operands in JAX.
+Tests, notebooks and the benchmark compare backends with it.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxplugin.core import blocking, formats
-from jaxplugin.dot import sides
 
 # Bound on the error before the final cast, in units of sum(|a * b|): 16
 # roundings of f32.
@@ -120,47 +115,3 @@ def oracle_terms(
   else:
     terms = format.code_offset * scale + offset
   return np.repeat(terms, format.block_size, axis).take(range(size), axis)
-
-
-def plain_dot(
-  lhs: jax.Array,
-  rhs: jax.Array,
-  dimension_numbers: sides.DimensionNumbers,
-  dtype: Any,
-  precision: Any = None,
-  out_sharding: Any = None,
-) -> jax.Array:
-  """Computes `dot_general`, accumulated in f32 and cast once.
-
-  Args:
-    lhs, rhs: arrays of dtypes that f32 represents exactly.
-    dimension_numbers: as for `lax.dot_general`.
-    dtype: dtype of the result.
-    precision: as for `lax.dot_general`. None is HIGHEST, which avoids TF32 on a
-      GPU and bf16 on a TPU.
-    out_sharding: as for `lax.dot_general`.
-  """
-
-  def multiply(
-    operand_dtype: Any, precision: Any, lhs: jax.Array, rhs: jax.Array
-  ) -> jax.Array:
-    return lax.dot_general(
-      lhs.astype(operand_dtype),
-      rhs.astype(operand_dtype),
-      dimension_numbers,
-      precision=precision,
-      preferred_element_type=jnp.float32,
-      out_sharding=out_sharding,
-    )
-
-  if precision is None:
-    precision = lax.Precision.HIGHEST
-  in_f32 = functools.partial(multiply, jnp.float32, precision)
-  if lhs.dtype == rhs.dtype == formats.BF16:
-    # A bf16 dot has the same products. XLA:CPU computes in f32 instead, because
-    # its bf16 dot fails at run time for some layouts.
-    in_bf16 = functools.partial(multiply, jnp.bfloat16, None)
-    result = lax.platform_dependent(lhs, rhs, cpu=in_f32, default=in_bf16)
-  else:
-    result = in_f32(lhs, rhs)
-  return result.astype(dtype)

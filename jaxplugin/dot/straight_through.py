@@ -31,7 +31,7 @@ from jax.extend import core as extend_core
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
-from jaxplugin.dot import derivatives, epilogue, guards, reference, sides
+from jaxplugin.dot import derivatives, epilogue, guards, sides
 from jaxplugin.jaxext import linear_calls, tangents
 
 _F32: Final = np.dtype(np.float32)
@@ -358,7 +358,7 @@ def tangent_by_global_scale(
 def _plain_product(of: DotOptions, arrays: DotArrays) -> jax.Array:
   """Computes the dot of two unquantized sides."""
   lhs, rhs = jnp.asarray(arrays.lhs), jnp.asarray(arrays.rhs)
-  result = reference.plain_dot(lhs, rhs, of.dimension_numbers, _F32)
+  result = derivatives.plain_dot(lhs, rhs, of.dimension_numbers, _F32)
   if arrays.global_scale is not None:
     result = result * arrays.global_scale
   return result.astype(of.dtype)
@@ -386,7 +386,7 @@ def _product_of_both(
     return derivatives.side_cotangent(
       side,
       g,
-      lambda g, numbers: reference.plain_dot(g, plain, numbers, _F32),
+      lambda g, numbers: derivatives.plain_dot(g, plain, numbers, _F32),
       arrays.global_scale,
       None,
       derivatives.GradientDims.of(of.dimension_numbers, *ndims),

@@ -24,7 +24,7 @@ from jax import lax
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
-from jaxplugin.dot import calls, epilogue, offsets, problems, reference, sides
+from jaxplugin.dot import calls, derivatives, epilogue, offsets, problems, sides
 from jaxplugin.dot.backends import cpu
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import alternatives, primitive
@@ -417,7 +417,7 @@ def _many_rows(
   plain = x.dequantize() if isinstance(x, scaled_array.ScaledArray) else x
   block_size = own.format.along(plain.shape[1]).block_size
   with jax.named_scope(offsets.SCOPE):
-    result += reference.plain_dot(
+    result += derivatives.plain_dot(
       offsets.block_sums(plain, 1, block_size),
       offsets.terms(own.scale, own.offset, own.format),
       (((1,), (1,)), ((), ())),

@@ -23,7 +23,7 @@ from jax import lax
 
 from jaxplugin import dot, quantization
 from jaxplugin.core import blocking, error_context, formats
-from jaxplugin.dot import backends, calls, derivatives, reference, sides
+from jaxplugin.dot import backends, calls, derivatives, sides
 from jaxplugin.dropin import nn_operands
 from jaxplugin.jaxext import tangents
 
@@ -367,7 +367,7 @@ def _backward(recipe: _Recipe, residuals: Any, g: jax.Array) -> Any:
     dtype: Any,
   ) -> jax.Array:
     if not is_quantized:
-      return reference.plain_dot(g, other, numbers, dtype)
+      return derivatives.plain_dot(g, other, numbers, dtype)
     operands = tangents.without_derivative(
       (g, other, global_scale), _NO_SECOND_DERIVATIVE
     )

@@ -34,7 +34,7 @@ import numpy as np
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context, formats
-from jaxplugin.dot import backends, reference, sides
+from jaxplugin.dot import backends, derivatives, sides
 from jaxplugin.dropin import nn_operands
 
 _MATMUL_NUMBERS: Final = (((2,), (2,)), ((0,), (0,)))
@@ -301,7 +301,7 @@ def _dot_of_scaled(
       who, implementation, "a call without any block scale"
     )
     numbers = ((lhs_k, rhs_k), batch)
-    return reference.plain_dot(operands[0], operands[1], numbers, dtype)
+    return derivatives.plain_dot(operands[0], operands[1], numbers, dtype)
   return dot.block_scaled_dot(
     *operands,
     dimension_numbers=((lhs_k, rhs_k), batch),

@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding
 from jaxplugin import dot, quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking, error_context, formats
-from jaxplugin.dot import derivatives, reference, sides
+from jaxplugin.dot import derivatives, sides
 from jaxplugin.jaxext import mesh_axes, tangents
 from jaxplugin.quantization import (
   arguments,
@@ -623,7 +623,7 @@ class Setting:
       out_sharding: of the result.
     """
     del sizes, product
-    return reference.plain_dot(
+    return derivatives.plain_dot(
       lhs, rhs, numbers, dtype, self.precision, out_sharding
     )
 
