@@ -73,7 +73,6 @@ from jaxplugin.core.targets import use_target as use_target
 from jaxplugin.dot.api import block_scaled_dot as block_scaled_dot
 from jaxplugin.dot.guards import NonFiniteError as NonFiniteError
 from jaxplugin.dot.guards import debug_checks as debug_checks
-from jaxplugin.dropin import matmul as _matmul  # noqa: F401
 from jaxplugin.dropin.linear import linear as linear
 from jaxplugin.explanation.diagnostics import explain as explain
 from jaxplugin.explanation.information import info as info

@@ -3,6 +3,5 @@
 """Layers: matmuls, norms and gated activations.
 
 `jaxplugin.nn` has the names of `jax.nn`, and norms and gated activations that
-can quantize their result (`producers`). `linear` is a layer, and `matmul` the
-operator `@`.
+can quantize their result (`producers`). `linear` is a layer.
 """
