@@ -589,9 +589,9 @@ def _runs_of_functions(module: Any) -> dict[str, Runs]:
   return runs
 
 
-def _walk_runs(operation: Any, run: Run = Run()) -> Iterator[tuple[Any, Run]]:
+def _walk_runs(operation: Any) -> Iterator[tuple[Any, Run]]:
   """Yields what `modules.walk` yields, each with its control flow."""
-  inside = {operation: run.inside(operation)}
+  inside = {operation: Run().inside(operation)}
   for child in modules.walk(operation):
     around = inside[child.parent.operation]
     inside[child] = around.inside(child)

@@ -379,8 +379,8 @@ def _quantize(
   batch_dims: int,
   packed: bool,
   scale_layout: layouts.ScaleLayout,
-  rule: str | None = None,
-  in_turn: bool = False,
+  rule: str | None,
+  in_turn: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
   """Returns values, scale, global scale and offset of `quantize`.
 

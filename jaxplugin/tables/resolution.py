@@ -262,7 +262,7 @@ def _misfit(
     here = device or f"{target}, whose architecture is unknown"
     return f"it was measured on {header.device}, the target is {here}"
   for name, source in header.sources:
-    different = _difference(name, source, backends.get(name), target)
+    different = _difference(source, backends.get(name), target)
     if different:
       return f"implementation {name}: {different}"
   for number, row in enumerate(table.rows, start=1):
@@ -273,7 +273,6 @@ def _misfit(
 
 
 def _difference(
-  name: str,
   measured: records.Source,
   backend: decisions.BackendRecord[Any] | None,
   target: targets.Target,

@@ -277,7 +277,7 @@ def decide_dequantize(
   problem: problems.DequantizationProblem,
   module: lowering.Module,
   target: targets.Target,
-  overlay: resolution.Overlay | None = None,
+  overlay: resolution.Overlay | None,
 ) -> decisions.Decision:
   """Chooses the backend of `dequantize_p`."""
   return choice.choose(

@@ -312,7 +312,7 @@ class DecoderVariants:
     in_scan: bool,
     *,
     rounded: Rounded,
-    bound: float = verification.PEER_BOUND,
+    bound: float,
     relative: float = 0,
     is_chosen: bool = False,
   ) -> variants.Variant:

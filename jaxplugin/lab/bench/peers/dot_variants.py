@@ -190,7 +190,7 @@ class DotVariants:
     role: variants.Role,
     function: Callable[..., Any],
     *,
-    bound: float = verification.PEER_BOUND,
+    bound: float,
     relative: float = 0,
     ready: str = "",
     arrange: Callable[..., tuple[Any, ...]] | None = None,
