@@ -73,9 +73,8 @@ class Dots(calls.Walker):
       trace.
     known: the `QuantizedOperand`s of the function.
     sites: matmuls that were decided about.
-    results: results of matmuls by identity, which stays alive; only recorded to
-      fuse activations.
-    of_rules: identities of results of functions with a custom derivative.
+    results: results of matmuls; only recorded to fuse activations.
+    of_rules: results of functions with a custom derivative.
     is_changed: whether a matmul was replaced.
   """
 
@@ -90,23 +89,47 @@ class Dots(calls.Walker):
     default_factory=operands.Operands
   )
   sites: list[sites_lib.DecidedSite] = dataclasses.field(default_factory=list)
-  results: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
-  of_rules: dict[int, Any] = dataclasses.field(default_factory=dict)
+  results: sources.TracedValues[Any] = dataclasses.field(
+    default_factory=sources.TracedValues
+  )
+  of_rules: sources.TracedValues[None] = dataclasses.field(
+    default_factory=sources.TracedValues
+  )
   is_changed: bool = False
 
-  def product(
+  def replaced(
+    self,
+    bind: Callable[..., Any],
+    primitive: Any,
+    args: Sequence[Any],
+    params: dict[str, Any],
+    origins: Sequence[sources.Origin | None],
+  ) -> Any:
+    """Returns the results to use instead of an operation's; None to keep those.
+
+    Args:
+      bind: runs the operation with other arguments and parameters.
+      primitive, args, params: the operation: a matmul, or one with jaxprs
+        inside.
+      origins: the origin of each argument, or None.
+    """
+    if primitive.name in sites_lib.PRODUCTS:
+      return self._product(primitive, args, params, origins)
+    if calls.is_inlined(primitive, params):
+      return self._evaluated(args, params["jaxpr"], origins)
+    called = self._call(primitive, args, params, origins)
+    if called is None:
+      return None
+    new_args, new_params, first = called
+    return bind(*new_args, **new_params)[first:]
+
+  def _product(
     self,
     primitive: Any,
     args: Sequence[Any],
     params: dict[str, Any],
     origins: Sequence[sources.Origin | None],
   ) -> Any:
-    """Returns the result to use instead of JAX's matmul; None to keep that.
-
-    Args:
-      primitive, args, params: the matmul.
-      origins: the origin of each operand, or None.
-    """
     result = binding_private.abstract_result(primitive, args, params)
     site = self._site(primitive, args, params, result, origins)
     origin = sites_lib.input_of(origins)
@@ -147,13 +170,12 @@ class Dots(calls.Walker):
   def note_result(self, x: Any) -> None:
     """Records the result of a matmul, or the same numbers in another layout."""
     if self.transform.fuse_activations:
-      identity = binding_private.identity(x)
-      self.results[id(identity)] = identity, x
+      self.results.put(x, x)
 
   def follow(self, primitive: Any, args: Sequence[Any], out: Any) -> None:
     """Records what an operation that only moves elements returns."""
     self.known.follow(primitive, args, out)
-    if self.results and id(binding_private.identity(args[0])) in self.results:
+    if self.results and self.results.get(args[0]) is not None:
       for x in out if primitive.multiple_results else [out]:
         self.note_result(x)
 
@@ -163,8 +185,7 @@ class Dots(calls.Walker):
     Such a function may return its argument, whose identity is the same.
     """
     for x in results:
-      identity = binding_private.identity(x)
-      self.of_rules[id(identity)] = identity
+      self.of_rules.put(x, None)
 
   def _attached(self, y: Any, found: patterns.Found) -> Any:
     """Returns an activation whose backward pass other matmuls recognize.
@@ -179,16 +200,15 @@ class Dots(calls.Walker):
     if (
       call.prologue.is_norm
       or found.has_custom_derivative
-      or not found.seen.isdisjoint(self.of_rules)
+      or not found.seen.isdisjoint(self.of_rules.ids())
     ):
       return y
     given = {"x": call.x, **call.more}
     if binding_private.staged(y) is not y:
       for name, x in given.items():
-        known = self.results.get(id(binding_private.identity(x)))
-        if known is None:
+        given[name] = self.results.get(x)
+        if given[name] is None:
           return y
-        given[name] = known[1]
     x = given.pop("x")
     live = dataclasses.replace(call, x=x, more=given)
     return activation_gradients.attached(y, live)
@@ -247,12 +267,24 @@ class Dots(calls.Walker):
     )
     return given, chain
 
-  def inlined(self, jaxpr: Any) -> Dots:
-    """Returns a `Dots` for a function whose operations become those of this."""
-    new = copy.copy(self)
-    new.parent = weakref.ref(self)
-    new.source = self._source_of(jaxpr)
-    return new
+  def _evaluated(
+    self,
+    args: Sequence[Any],
+    jaxpr: Any,
+    origins: Sequence[sources.Origin | None],
+  ) -> list[Any] | None:
+    """Evaluates the function of a `jit` that JAX inlines, such as `jnp.matmul`.
+
+    Its matmuls then see how their operands are computed. Returns None if the
+    function has none.
+    """
+    if jax_private.is_own(jaxpr) or not calls.contains(jaxpr, _DECIDED):
+      return None
+    inside = copy.copy(self)
+    inside.parent = weakref.ref(self)
+    inside.source = self._source_of(jaxpr)
+    rewriter = Rewriter(inside, list(zip(args, origins, strict=True)))
+    return interception_private.evaluate(jaxpr, args, rewriter)
 
   def _site(
     self,
@@ -288,7 +320,7 @@ class Dots(calls.Walker):
           )
           self.sites.append(sites_lib.DecidedSite(site=left, flow=flow))
 
-  def call(
+  def _call(
     self,
     primitive: Any,
     args: Sequence[Any],
@@ -297,12 +329,7 @@ class Dots(calls.Walker):
   ) -> calls.Call | None:
     """Returns what to call instead of an operation with jaxprs inside.
 
-    Args:
-      primitive, args, params: the operation.
-      origins: the origin of each argument, or None.
-
-    Returns:
-      See `calls.Call`; None if it can stay as it is.
+    Returns None if the operation can stay as it is.
     """
     if primitive.name == "jit" and jax_private.is_own(params["jaxpr"]):
       return None
@@ -498,16 +525,9 @@ class Rewriter:
       return None
     patterns.record_own(primitive, params, args)
     given = (primitive, args, params, self._origins.of_all(args))
-    if primitive.name in sites_lib.PRODUCTS:
-      return self._dots.product(*given)
-    if calls.is_inlined(primitive, params):
-      return evaluate_inlined(self._dots, *given)
-    called = self._dots.call(*given)
-    if called is None:
-      return None
-    new_args, new_params, first = called
-    out = primitive.bind(*new_args, **new_params)[first:]
-    self._origins.note(primitive, args, params, out)
+    out = self._dots.replaced(primitive.bind, *given)
+    if out is not None:
+      self._origins.note(primitive, args, params, out)
     return out
 
   def _base_key(self, params: dict[str, Any]) -> Any:
@@ -568,27 +588,6 @@ class Rewriter:
 
   def note_own(self, function: Any, args: Sequence[Any]) -> None:
     patterns.record_own_function(function, args)
-
-
-def evaluate_inlined(
-  dots: Dots,
-  primitive: Any,
-  args: Sequence[Any],
-  params: dict[str, Any],
-  origins: Sequence[sources.Origin | None],
-) -> list[Any] | None:
-  """Evaluates the function of a `jit` that JAX inlines, such as `jnp.matmul`.
-
-  Its matmuls then see how their operands are computed. Returns None if the
-  function has none.
-  """
-  jaxpr = params["jaxpr"]
-  if jax_private.is_own(jaxpr) or not calls.contains(jaxpr, _DECIDED):
-    return None
-  del primitive
-  inside = dots.inlined(jaxpr)
-  rewriter = Rewriter(inside, list(zip(args, origins, strict=True)))
-  return interception_private.evaluate(jaxpr, args, rewriter)
 
 
 @jax_private.cache_by_jaxpr

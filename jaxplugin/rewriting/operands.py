@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import jax
 
-from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.rewriting import sites, sources
 from jaxplugin.training import quantized_operand
 
@@ -96,17 +95,13 @@ class Operands:
 
   def __init__(self) -> None:
     self._entries: list[_Entry] = []
-    # By identity, values that are an operand's array. This keeps them alive.
-    self._values: dict[int, tuple[Any, _Entry]] = {}
+    # Values that are an operand's array.
+    self._values = sources.TracedValues[_Entry]()
 
   def _add(self, name: str, operand: quantized_operand.QuantizedOperand) -> Any:
     entry = _Entry(name=name, operand=operand)
     self._entries.append(entry)
-    self._know(operand.primal, entry)
-
-  def _know(self, x: Any, entry: _Entry) -> None:
-    identity = binding_private.identity(x)
-    self._values[id(identity)] = identity, entry
+    self._values.put(operand.primal, entry)
 
   def arrays(self, tree: Any, name: str) -> Any:
     """Returns `tree` with the array of each operand, and records the operands.
@@ -139,8 +134,7 @@ class Operands:
     return tuple((entry.is_taken, entry.reason) for entry in self._entries)
 
   def _of(self, x: Any) -> _Entry | None:
-    identity = binding_private.identity(x)
-    _, entry = self._values.get(id(identity), (None, None))
+    entry = self._values.get(x)
     # A function that is mapped over an operand gets parts of its array.
     is_whole = entry is not None and entry.operand.shape == jax.numpy.shape(x)
     return entry if is_whole else None
@@ -161,7 +155,7 @@ class Operands:
     )
     if is_same:
       for i, entry in self._among(args[: len(results)]):
-        self._know(results[i], entry)
+        self._values.put(results[i], entry)
 
   def given(self, args: Sequence[Any]) -> list[Any]:
     """Returns the arguments with operands in place of their arrays."""

@@ -295,9 +295,6 @@ class _Watcher:
     dots: dots_lib.Dots,
     origins: list[sources.Origin | None],
   ) -> Any:
-    if primitive.name in sites.PRODUCTS:
-      out = dots.product(primitive, args, params, origins)
-      return bind(*args, **params) if out is None else out
     if "subfuns" in params:
       self._dots.known.refuse_inside(primitive, args)
       functions = params["subfuns"]
@@ -314,14 +311,8 @@ class _Watcher:
       else:
         patterns.record_own_function(functions[0], args)
       return bind(*args, **dict(params, subfuns=functions))
-    if calls.is_inlined(primitive, params):
-      out = dots_lib.evaluate_inlined(dots, primitive, args, params, origins)
-      return bind(*args, **params) if out is None else out
-    called = dots.call(primitive, args, params, origins)
-    if called is None:
-      return bind(*args, **params)
-    new_args, new_params, first = called
-    return bind(*new_args, **new_params)[first:]
+    out = dots.replaced(bind, primitive, args, params, origins)
+    return bind(*args, **params) if out is None else out
 
   def _dots_at(self, position: binding_private.Position) -> dots_lib.Dots:
     if position.is_outer:

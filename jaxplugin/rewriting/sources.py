@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -43,6 +43,8 @@ _CALLS: Final = frozenset(
 )
 
 
+_Fact = TypeVar("_Fact")
+
 # Operations whose results may have the elements of an operand.
 LAYOUTS: Final = _LAYOUTS | _SIDE_BY_SIDE | {_TIE, _GATHER}
 
@@ -65,24 +67,47 @@ class Origin:
     return self.argument is None
 
 
-class Origins:
-  """The origins of values, by identity."""
+class TracedValues(Generic[_Fact]):
+  """Facts about values, by identity below all transformations.
+
+  It keeps the values alive, so that their identities stay valid.
+  """
 
   def __init__(self) -> None:
-    # The values keep their identities valid.
-    self._known: dict[int, tuple[Any, Origin]] = {}
+    self._known: dict[int, tuple[Any, _Fact]] = {}
+
+  def __bool__(self) -> bool:
+    return bool(self._known)
+
+  def get(self, x: Any) -> _Fact | None:
+    found = self._known.get(id(binding_private.identity(x)))
+    return None if found is None else found[1]
+
+  def put(self, x: Any, fact: _Fact) -> None:
+    identity = binding_private.identity(x)
+    self._known[id(identity)] = identity, fact
+
+  def ids(self) -> Collection[int]:
+    """Returns the `id` of each value's identity."""
+    return self._known.keys()
+
+
+class Origins:
+  """The origins of values."""
+
+  def __init__(self) -> None:
+    self._known = TracedValues[Origin]()
 
   def add(self, x: Any, origin: Origin | None) -> None:
     is_array = isinstance(x, (jax.Array, np.ndarray)) and np.ndim(x)
     if origin is not None and is_array:
-      identity = binding_private.identity(x)
-      self._known[id(identity)] = identity, origin
+      self._known.put(x, origin)
 
   def of(self, x: Any) -> Origin | None:
     while True:
-      found = self._known.get(id(binding_private.identity(x)))
-      if found is not None:
-        return found[1]
+      origin = self._known.get(x)
+      if origin is not None:
+        return origin
       x = _source_of_traced(x)
       if x is None:
         return None
