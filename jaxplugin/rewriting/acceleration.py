@@ -131,11 +131,8 @@ class _Outcome:
   is_noted: bool = False
 
 
-class _Accelerator(calls.Walker):
-  """Replaces JAX's scaled dots; the `Interceptor` of one call.
-
-  It is also a `calls.Walker` of dequantized values.
-  """
+class _Accelerator(calls.Walker, interception_private.Interceptor):
+  """Replaces JAX's scaled dots in one call, and follows dequantized values."""
 
   def __init__(self, implementation: str | None, outcome: _Outcome):
     self._implementation = implementation
@@ -298,14 +295,6 @@ class _Accelerator(calls.Walker):
     return {
       name: _map_jaxprs(accelerated, value) for name, value in params.items()
     }
-
-  def shards(
-    self, args: Sequence[Any], mesh: Any, in_specs: Sequence[Any]
-  ) -> None:
-    return None
-
-  def note_own(self, function: Any, args: Sequence[Any]) -> None:
-    pass
 
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int

@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaces matmuls of dequantized weights by those of the quantized weights.
 
-An `Acceptor` sees each operation of a function: it is an
-`interception_private.Interceptor`. Code gets a weight as a plain array. Its
-result after reshapes, transposes, slices and conversions is a `weights.View`,
-which maps its dimensions to those of the weight. A matmul by a view is a matmul
-by the stored weight.
+An `Acceptor` sees each operation of a function. Code gets a weight as a plain
+array. Its result after reshapes, transposes, slices and conversions is a
+`weights.View`, which maps its dimensions to those of the weight. A matmul by a
+view is a matmul by the stored weight.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Outcome:
   is_taken: bool = False
 
 
-class Acceptor(calls.Walker):
+class Acceptor(calls.Walker, interception_private.Interceptor):
   """Replaces matmuls by weights in one function that is being traced."""
 
   is_rebuilding = True
@@ -196,9 +195,6 @@ class Acceptor(calls.Walker):
     if out is not None:
       self._products.note(primitive, args, params, out)
     return out
-
-  def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
-    return params
 
   def note(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any

@@ -203,7 +203,7 @@ class Dots(calls.Walker):
       or not found.seen.isdisjoint(self.of_rules.ids())
     ):
       return y
-    given = {"x": call.x, **call.more}
+    given: dict[str, Any] = {"x": call.x, **call.more}
     if binding_private.staged(y) is not y:
       for name, x in given.items():
         given[name] = self.results.get(x)
@@ -496,8 +496,8 @@ def _rewritten(
   return _Rewritten(jaxpr=new, consts=consts, **rewritten)
 
 
-class Rewriter:
-  """Decides about the equations of a jaxpr: an `Interceptor`."""
+class Rewriter(interception_private.Interceptor):
+  """Decides about the equations of a jaxpr."""
 
   def __init__(
     self,
@@ -553,9 +553,6 @@ class Rewriter:
       name.is_transform and name.text in _DERIVATIVES for name in names
     )
 
-  def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
-    return params
-
   def note(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
   ) -> None:
@@ -580,11 +577,6 @@ class Rewriter:
       return Rewriter(dots, list(zip(own, origins, strict=False)))
 
     return make
-
-  def shards(
-    self, args: Sequence[Any], mesh: Any, in_specs: Sequence[Any]
-  ) -> None:
-    return None
 
   def note_own(self, function: Any, args: Sequence[Any]) -> None:
     patterns.record_own_function(function, args)

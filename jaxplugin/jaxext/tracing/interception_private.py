@@ -34,6 +34,7 @@ class Interceptor(Protocol):
 
   def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
     """Returns the parameters of an operation that is not replaced."""
+    return params
 
   def note(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
@@ -53,9 +54,11 @@ class Interceptor(Protocol):
     self, args: Sequence[Any], mesh: Any, in_specs: Sequence[Any]
   ) -> Shards | None:
     """Returns what a `shard_map` takes instead of its arguments, or None."""
+    return None
 
   def note_own(self, function: Any, args: Sequence[Any]) -> None:
     """Receives a function of this package that an operation calls."""
+    return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
