@@ -37,7 +37,7 @@ from jaxplugin.core import error_context, formats
 from jaxplugin.dot import backends, derivatives, sides
 from jaxplugin.dropin import nn_operands
 
-_MATMUL_NUMBERS: Final = (((2,), (2,)), ((0,), (0,)))
+MATMUL_NUMBERS: Final = (((2,), (2,)), ((0,), (0,)))
 
 
 def scaled_matmul(
@@ -130,7 +130,7 @@ def scaled_matmul(
       who,
       (lhs, lhs_scales),
       (rhs, rhs_scales),
-      _MATMUL_NUMBERS,
+      MATMUL_NUMBERS,
       preferred_element_type,
       implementation,
     )

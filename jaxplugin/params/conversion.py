@@ -31,10 +31,7 @@ WHO: Final = "quantize_params"
 # 64 x 64. Smaller arrays have few bytes to save.
 MIN_SIZE: Final = 4096
 
-_FLOATS: Final = frozenset(
-  np.dtype(dtype)
-  for dtype in (jnp.float32, jnp.bfloat16, np.float16, np.float64)
-)
+_FLOATS: Final = frozenset((*formats.FLOAT_DTYPES, np.dtype(np.float64)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -32,7 +32,6 @@ _NNX: Final = (
   " result: nnx.grad(accelerate(loss)), inside nnx.jit."
 )
 
-_MATMUL_NUMBERS: Final = (((2,), (2,)), ((0,), (0,)))
 
 # `jax.nn.scaled_matmul` is a jitted function of this name around one equation.
 _MATMUL_JIT_NAME: Final = "_scaled_matmul"
@@ -158,7 +157,7 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
         return None
       primitive, params = inner.primitive, inner.params
     if primitive in matmuls:
-      numbers, args = _MATMUL_NUMBERS, list(args)
+      numbers, args = nn_scaled.MATMUL_NUMBERS, list(args)
     elif primitive in dots:
       numbers, args = params["dimension_numbers"], list(args)
       for i, contracting in zip((2, 3), numbers[0], strict=True):

@@ -27,8 +27,6 @@ WHO: Final = acceptor_lib.WHO
 
 _Result = TypeVar("_Result")
 
-_FLOATS: Final = (np.dtype(np.float32), formats.BF16, np.dtype(np.float16))
-
 
 def accept_quantized(
   fn: Callable[..., _Result],
@@ -115,7 +113,7 @@ def accept_quantized(
 
 def _float_dtype(dtype: Any) -> np.dtype:
   result = formats.as_dtype(dtype)
-  if result not in _FLOATS:
+  if result not in formats.FLOAT_DTYPES:
     raise TypeError(
       f"{WHO}: dtype must be float32, bfloat16 or float16, got"
       f" {result or error_context.shown(dtype)}"
@@ -287,6 +285,7 @@ def _common_dtype(arrays: Sequence[Any]) -> np.dtype:
   dtypes = {
     np.dtype(x.dtype)
     for x in arrays
-    if isinstance(x, (jax.Array, np.ndarray)) and x.dtype in _FLOATS
+    if isinstance(x, (jax.Array, np.ndarray))
+    and x.dtype in formats.FLOAT_DTYPES
   }
   return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)

@@ -29,9 +29,7 @@ from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import dequantization, problems
 
 # Dtypes of dequantized values.
-WIDE: Final = frozenset(
-  np.dtype(dtype) for dtype in (jnp.float32, jnp.bfloat16, np.float16)
-)
+WIDE: Final = frozenset(formats.FLOAT_DTYPES)
 
 # 8-bit floats whose bits a uint8 array may hold.
 _BYTES: Final = frozenset((formats.E4M3, formats.E5M2, formats.E8M0))

@@ -29,9 +29,6 @@ NAME: Final = "ragged_dot_general"
 _QUANTIZED: Final = frozenset(
   (*formats.FLOAT_VALUES_DTYPES, *formats.BYTE_SCALE_DTYPES)
 )
-_FLOATS: Final = frozenset(
-  np.dtype(dtype) for dtype in (jnp.float32, jnp.bfloat16, np.float16)
-)
 
 
 def is_quantized(x: facts.ArrayProduct) -> bool:
@@ -127,7 +124,7 @@ def _global_scale(
   """
   product = None
   for factor in factors:
-    if factor.atoms and factor.dtype not in _FLOATS:
+    if factor.atoms and factor.dtype not in facts.WIDE:
       raise facts.NotSupported(
         f"{name} is also multiplied by {factor.dtype.name} values"
       )
@@ -299,7 +296,7 @@ def _product(
   reason = calls.unsupported(result.dtype)
   if reason:
     raise facts.NotSupported(reason)
-  if rows is None and np.dtype(lhs.dtype) not in _FLOATS:
+  if rows is None and np.dtype(lhs.dtype) not in facts.WIDE:
     raise facts.NotSupported(
       f"lhs is {lhs.dtype}, not float32, bfloat16 or float16"
     )

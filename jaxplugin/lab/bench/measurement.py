@@ -33,8 +33,6 @@ from jaxplugin.lab.bench.peers import (
 from jaxplugin.lab.bench.report import results
 from jaxplugin.printing import progress
 
-# Memory limit of the sets of operands of one call.
-_MAX_SET_BYTES: Final = {"cpu": 1 << 30, "gpu": 8 << 30}
 # Matmuls with at most this many rows are bound by reading weights. They are
 # timed in turns with reading memory. Dots among them are timed in both modes.
 _MAX_MEMORY_BOUND_ROWS: Final = 16
@@ -380,7 +378,7 @@ class RowMeasurement:
       mode="call" if variant.on_host else mode,
       is_chained=is_chained,
       step_seconds=least,
-      max_bytes=_MAX_SET_BYTES["gpu" if self.device.is_gpu else "cpu"],
+      max_bytes=execution.MAX_SET_BYTES["gpu" if self.device.is_gpu else "cpu"],
     )
 
   def _time(

@@ -33,7 +33,6 @@ Tell = Callable[[Any], None]
 
 _SEED: Final = 19
 _RUNS: Final = 2  # of each check, to find results that are sometimes wrong
-_MAX_SET_BYTES: Final = {"cpu": 1 << 30, "gpu": 8 << 30}
 # Assumed time of a step on a device without published figures.
 _STEP_SECONDS: Final = 1e-4
 
@@ -259,7 +258,7 @@ class _Sets:
       mode=mode,
       is_chained=False,
       step_seconds=least.seconds or _STEP_SECONDS,
-      max_bytes=_MAX_SET_BYTES["gpu" if device.is_gpu else "cpu"],
+      max_bytes=execution.MAX_SET_BYTES["gpu" if device.is_gpu else "cpu"],
     )
 
   def _operands(self, i: int) -> tuple[Any, ...]:
