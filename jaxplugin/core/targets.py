@@ -551,9 +551,26 @@ def requested(
   return dataclasses.replace(target, options=request.options)
 
 
+def resolved(
+  request: Request | None,
+  given: Target | None = None,
+  *,
+  for_export: bool = False,
+) -> Target:
+  """Returns the target to decide for, with the options of a request.
+
+  Args:
+    request: the request of a call, or None.
+    given: the target; None is that of the request, or the local one.
+    for_export: whether to detect the local target as `jp.export` does.
+  """
+  detect = detect_for_export if for_export else detect_target
+  return requested(request, lambda asked: given or asked or detect())
+
+
 def current_target() -> Target:
   """Returns the overriding target, or the detected target."""
-  return requested(request(), lambda target: target or detect_target())
+  return resolved(request())
 
 
 def local_targets() -> list[Target]:

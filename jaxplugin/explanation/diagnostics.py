@@ -459,10 +459,7 @@ def _explain_quantization(
   for_export: bool,
 ) -> report.ExplainedQuantization:
   eqn = operation.eqn
-  target = targets.requested(
-    eqn.params["target"],
-    lambda asked: target or asked or targets.detect_target(),
-  )
+  target = targets.resolved(eqn.params["target"], target)
   is_partitioned = operation.num_devices > 1
   module = lowering.Module(
     platforms=(target.platform,),
@@ -694,10 +691,7 @@ def _quantized_result(
   forms = None if eqn is None else eqn.params["forms"]
   if not isinstance(forms, quantized_results.QuantizedResult):
     return False, ""
-  target = targets.requested(
-    eqn.params["target"],
-    lambda asked: target or asked or targets.detect_target(),
-  )
+  target = targets.resolved(eqn.params["target"], target)
   module = lowering.Module(
     platforms=(target.platform,),
     is_partitioned=operation.num_devices > 1,

@@ -188,10 +188,7 @@ def decide(
     for_export: whether to decide like `jp.export`.
   """
   call = eqn.params["call"].filled(v.aval for v in eqn.invars)
-  detect = targets.detect_for_export if for_export else targets.detect_target
-  target = targets.requested(
-    eqn.params["target"], lambda asked: target or asked or detect()
-  )
+  target = targets.resolved(eqn.params["target"], target, for_export=for_export)
   decision, error = None, ""
   try:
     decision = choose(call, target)

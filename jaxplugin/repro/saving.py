@@ -302,10 +302,7 @@ def _decided(
   tap: tapping.Tap, target: targets.Target | None
 ) -> tuple[str, Sequence[decisions.Decision]]:
   """Returns the problem of a call in words, and the decisions about it."""
-  target = targets.requested(
-    tap.eqn.params["target"],
-    lambda asked: target or asked or targets.detect_target(),
-  )
+  target = targets.resolved(tap.eqn.params["target"], target)
   form = tap.form
   if not hasattr(form, "filled"):
     module = lowering.Module(platforms=(target.platform,))

@@ -310,10 +310,7 @@ class Evaluation:
     forms = eqn.params["forms"]
     if isinstance(forms, quantized_results.QuantizedResult):
       return []  # the taps are the matmul and the quantization
-    target = targets.requested(
-      eqn.params["target"],
-      lambda asked: self.target or asked or targets.detect_target(),
-    )
+    target = targets.resolved(eqn.params["target"], self.target)
     avals = [jax.typeof(x) for x in args]
     context = operation_primitive.LoweringContext(
       module=lowering.Module(platforms=(target.platform,)),
