@@ -85,6 +85,15 @@ def architecture_of(
   )
 
 
+def supported_architecture(
+  target: targets.Target,
+) -> architectures.Architecture:
+  """Returns `architecture_of` of a target that `refusal` does not refuse."""
+  architecture = architecture_of(target)
+  assert architecture is not None
+  return architecture
+
+
 def refusal(target: targets.Target) -> decisions.Unsupported | None:
   """Returns why the kernels do not support a target, or None. Pure."""
   refusal = decisions.platform_refusal(target, *PLATFORMS)

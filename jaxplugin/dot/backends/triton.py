@@ -242,8 +242,7 @@ def plan(
     )
   shape, dense = launches(problem, target, config)
   names = ", ".join(launch.name for launch in dense)
-  architecture = triton_library.architecture_of(target)
-  assert architecture is not None
+  architecture = triton_library.supported_architecture(target)
   instructions = matmul_plans.instruction_notes(dense[0])
   return decisions.Plan(
     global_scale=problem.fused_application,
@@ -299,8 +298,7 @@ def _dense_shape(
 
   The launched operands may have other strides (`strided`).
   """
-  architecture = triton_library.architecture_of(target)
-  assert architecture is not None
+  architecture = triton_library.supported_architecture(target)
   whole = _shape_of(problem, target, repeats=False)
   path = tiles_by_rule.default_path(
     whole, architecture, use_descriptors=triton_library.uses_descriptors(target)
@@ -406,8 +404,7 @@ def scale_notes(*of: formats.BlockFormat | None) -> tuple[str, ...]:
 def _default_config(
   shape: configs.MatmulShape, target: targets.Target
 ) -> configs.MatmulConfig:
-  architecture = triton_library.architecture_of(target)
-  assert architecture is not None
+  architecture = triton_library.supported_architecture(target)
   config = tiles_by_rule.default_config(
     shape,
     architecture,
@@ -468,8 +465,7 @@ def limits_notes(
 def _launches(
   shape: configs.MatmulShape, target: targets.Target, fields: decisions.Fields
 ) -> tuple[launching.Launch, ...]:
-  architecture = triton_library.architecture_of(target)
-  assert architecture is not None
+  architecture = triton_library.supported_architecture(target)
   if not fields:
     config = _default_config(shape, target)
   else:
@@ -635,8 +631,7 @@ def quantized_launches(
   target: targets.Target,
 ) -> tuple[launching.Launch, ...]:
   """Returns launches that quantize their result of sizes (batch, m, n)."""
-  architecture = triton_library.architecture_of(target)
-  assert architecture is not None
+  architecture = triton_library.supported_architecture(target)
   rows = triton_shapes.rows_of_matmul(out, sizes)
   return quantized_plans.plan(planned, rows, architecture)
 

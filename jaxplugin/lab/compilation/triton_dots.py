@@ -177,8 +177,7 @@ def compile_dot(
       f"compile: needs triton, which cannot be imported ({error}); pip install"
       " triton"
     ) from error
-  architecture = triton_library.architecture_of(target)
-  assert architecture is not None
+  architecture = triton_library.supported_architecture(target)
   shape, launches = triton.launches(problem, target, config)
   kernels = []
   for launch in launches:

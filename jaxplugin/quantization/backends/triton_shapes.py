@@ -33,8 +33,7 @@ def launches(
   problem: problems.QuantizationProblem, target: targets.Target
 ) -> list[launching.Launch] | decisions.Unsupported:
   """Returns the launches for a problem, or why kernels do not support it."""
-  architecture = triton_library.architecture_of(target)
-  assert architecture is not None
+  architecture = triton_library.supported_architecture(target)
   if reason := _prologue_refusal(problem):
     return decisions.Unsupported(reason)
   if not problem.sizes_are_static:
@@ -116,8 +115,7 @@ def _launches_of_m(
     return decisions.Unsupported(
       f"needs static sizes for {problem.options[0]}, got {problem}"
     )
-  architecture = triton_library.architecture_of(target)
-  assert architecture is not None
+  architecture = triton_library.supported_architecture(target)
   rows = quantize_config.Rows(
     batch=1,
     rows=_PLANNED_ROWS,
@@ -138,8 +136,7 @@ def maxima_launch(
 
   `launches` must support the problem.
   """
-  architecture = triton_library.architecture_of(target)
-  assert architecture is not None
+  architecture = triton_library.supported_architecture(target)
   if len(problem.blockings) == 1:
     rows = _rows(problem)
     assert not isinstance(rows, decisions.Unsupported)

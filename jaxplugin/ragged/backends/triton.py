@@ -117,8 +117,7 @@ def plan(
     )
   shape, planned = launches(problem, target)
   names = ", ".join(launch.name for launch in planned)
-  architecture = triton_library.architecture_of(target)
-  assert architecture is not None
+  architecture = triton_library.supported_architecture(target)
   conversions = matmul_plans.conversion_notes(planned[0], architecture)
   return decisions.Plan(
     global_scale=global_scale,
@@ -206,8 +205,7 @@ def _operand(
 def _config(
   shape: plans.RaggedShape, target: targets.Target
 ) -> configs.MatmulConfig:
-  architecture = triton_library.architecture_of(target)
-  assert architecture is not None
+  architecture = triton_library.supported_architecture(target)
   config = plans.default_config(
     shape, architecture, core_count=target.core_count or 1
   )
@@ -217,8 +215,7 @@ def _config(
 def _launches(
   shape: plans.RaggedShape, target: targets.Target
 ) -> tuple[launching.Launch, ...]:
-  architecture = triton_library.architecture_of(target)
-  assert architecture is not None
+  architecture = triton_library.supported_architecture(target)
   config = _config(shape, target)
   found = plans.plan(shape, config, architecture)
   return triton.limited(found, config, shape, target)

@@ -83,8 +83,7 @@ def space(
   The model ranks only tiles, so tiles are pruned first. Then the configs of
   each remaining tile are enumerated. Configs most like the default come first.
   """
-  architecture = triton_library.architecture_of(target)
-  assert architecture is not None
+  architecture = triton_library.supported_architecture(target)
   shape, launches = triton.launches(problem, target)
   default = dict(launches[0].constexprs)["TILING"].config
   model = model_of(problem, shape, target)
