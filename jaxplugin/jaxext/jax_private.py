@@ -160,12 +160,12 @@ def varying_axes(x: Any) -> frozenset[str]:
   return frozenset(jax.typeof(x).mat.varying)
 
 
-def varying_as(x: Any, like: Any) -> Any:
-  """Casts `x` to vary over the same mesh axes as `like`.
+def varying_as(x: Any, *others: Any) -> Any:
+  """Casts `x` to vary also over the mesh axes that others vary over.
 
   The initial value of a loop needs this cast, for example.
   """
-  axes = tuple(varying_axes(like) - varying_axes(x))
+  axes = tuple(frozenset().union(*map(varying_axes, others)) - varying_axes(x))
   return jax.lax.pcast(x, axes, to="varying") if axes else x
 
 

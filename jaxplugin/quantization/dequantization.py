@@ -184,8 +184,8 @@ def _bind(
   **params: Any,
 ) -> jax.Array:
   values, *given = operands
-  for operand in given:  # The result varies over the same mesh axes as values.
-    values = jax_private.varying_as(values, operand)
+  # The result varies over the same mesh axes as values.
+  values = jax_private.varying_as(values, *given)
   return dequantize_p.bind(values, *given, problem=problem, **params)
 
 

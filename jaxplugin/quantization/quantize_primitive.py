@@ -184,8 +184,8 @@ def _bind(
   **params: Any,
 ) -> list[jax.Array]:
   x, *given = operands
-  for operand in given:  # All results vary over the same mesh axes as x.
-    x = jax_private.varying_as(x, operand)
+  # All results vary over the same mesh axes as x.
+  x = jax_private.varying_as(x, *given)
   return quantize_p.bind(x, *given, problem=problem, **params)
 
 
