@@ -526,16 +526,16 @@ class ShardedTest(parameterized.TestCase):
 
   @parameterized.product(
     kind=KINDS,
-    format=SHARDED_FORMATS,
     specs=(
       (P("a"), P("b"), P("a", "b")),
       (P(None, "b"), P(None, "b"), P()),
       (P("a"), P("b", "a"), P("a", "b")),
     ),
   )
-  def test_dots_and_gradients(self, kind, format, specs):
+  def test_dots_and_gradients(self, kind, specs):
     mesh = explicit.mesh(self, kind=kind)
-    x, w = normal(0, M, LONG_K), jp.quantize(normal(1, N, LONG_K), format)
+    x, w = normal(0, M, LONG_K), normal(1, N, LONG_K)
+    weights = [jp.quantize(w, format) for format in SHARDED_FORMATS]
     x_spec, w_spec, spec = specs
     out = None if kind == AxisType.Auto else spec
 
@@ -543,26 +543,34 @@ class ShardedTest(parameterized.TestCase):
       y = jp.block_scaled_dot(x, w, activation="relu", out_sharding=out)
       return jnp.sum(y**2), y
 
-    with jax.set_mesh(mesh):
-      function = jax.jit(jax.grad(loss, has_aux=True))
-      args = self.put(mesh, x, x_spec), self.put(mesh, w, w_spec)
-      x_bar, y = function(*args)
-    e = np.asarray(w.dequantize())
-    exact = np.maximum(x @ e.T, 0)
-    np.testing.assert_allclose(y, exact, rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(x_bar, 2 * exact @ e, rtol=1e-3, atol=1e-2)
+    @jax.jit
+    def run(x, weights):
+      return [jax.grad(loss, has_aux=True)(x, w) for w in weights]
 
-  @parameterized.product(kind=KINDS, format=SHARDED_FORMATS)
-  def test_quantize_has_the_bits_of_one_device(self, kind, format):
+    with jax.set_mesh(mesh):
+      placed = [self.put(mesh, w, w_spec) for w in weights]
+      found = run(self.put(mesh, x, x_spec), placed)
+    for w, (x_bar, y) in zip(weights, found, strict=True):
+      e = np.asarray(w.dequantize())
+      exact = np.maximum(x @ e.T, 0)
+      np.testing.assert_allclose(y, exact, rtol=1e-3, atol=1e-3)
+      np.testing.assert_allclose(x_bar, 2 * exact @ e, rtol=1e-3, atol=1e-2)
+
+  @parameterized.parameters(*KINDS)
+  def test_quantize_has_the_bits_of_one_device(self, kind):
     mesh = explicit.mesh(self, kind=kind)
     w = normal(0, N, LONG_K)
-    expected = jp.quantize(w, format)
+
+    @jax.jit
+    def run(w):
+      arrays = [jp.quantize(w, format) for format in SHARDED_FORMATS]
+      return arrays, [jp.dequantize(array) for array in arrays]
+
     with jax.set_mesh(mesh):
-      placed = self.put(mesh, jnp.asarray(w), P("a", "b"))
-      found = jax.jit(lambda w: jp.quantize(w, format))(placed)
-      back = jax.jit(jp.dequantize)(found)
+      found = run(self.put(mesh, jnp.asarray(w), P("a", "b")))
+    expected = [jp.quantize(w, format) for format in SHARDED_FORMATS]
+    expected = expected, [array.dequantize() for array in expected]
     jax.tree.map(np.testing.assert_array_equal, found, expected)
-    np.testing.assert_array_equal(back, expected.dequantize())
 
   @parameterized.product(
     kind=KINDS, specs=((P("a"), P("b")), (P(None, "b"), P(None, None, "b")))
