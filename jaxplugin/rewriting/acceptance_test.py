@@ -319,6 +319,27 @@ class DerivativesTest(AcceptedTest):
         self.assertNotIn((shape, dtype), shapes)
     self.assertIn(((2, 64, 64), "float8_e4m3fn"), shapes)
 
+  def test_recipe_trains_adapters_inside_and_outside(self):
+    stack = quantized(normal(2, 64, 64), "mxfp8", 1)
+    adapters = {"a": normal(2, 64, 32), "b": normal(2, 32, 64)}
+
+    def loss(adapters, x, stack):
+      def layer(x, weights):
+        w, adapter = weights
+        return x @ w / 64 + (x @ adapter["a"]) @ adapter["b"] / 64, None
+
+      return (lax.scan(layer, x, (stack, adapters))[0] ** 2).sum()
+
+    args = adapters, normal(32, 64), stack
+    recipe = jp.training.MXFP8_RECIPE
+    inside = jp.accept_quantized(jp.quantize_dots(loss, recipe))
+    outside = jp.quantize_dots(jp.accept_quantized(loss), recipe)
+    expected, actual = (jax.jit(jax.grad(f))(*args) for f in (inside, outside))
+    for name in adapters:
+      np.testing.assert_array_equal(actual[name], expected[name])
+    sites = jp.explain(outside, *args).sites
+    self.assertEqual([site.is_taken for site in sites], [False, True, True])
+
   def test_one_of_a_quantized_weight_is_an_error(self):
     x, w = normal(5, 64), quantized(normal(64, 96), "mxfp8", 0)
     call = jp.accept_quantized(lambda w, x: (x @ w).sum())

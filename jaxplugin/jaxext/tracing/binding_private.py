@@ -162,7 +162,7 @@ def _position(base: core.Trace) -> Position | None:
   while trace is not base:
     if isinstance(trace, (ad.JVPTrace, ad.LinearizeTrace)):
       is_differentiated = True
-    elif not isinstance(trace, batching.BatchTrace):
+    elif not isinstance(trace, (batching.BatchTrace, PassingTrace)):
       return (
         Position(is_outer=False, trace=trace) if is_differentiated else None
       )
@@ -183,8 +183,9 @@ def unwatched() -> Iterator[None]:
 class PassingTrace(core.Trace):
   """Passes every operation to its parent, and does not wrap values.
 
-  Outside of all traces JAX dispatches jitted functions without `bind`. With
-  this trace it calls `bind`.
+  A watcher sees the operations inside, as in its own function. Outside of all
+  traces JAX dispatches jitted functions without `bind`. With this trace it
+  calls `bind`.
   """
 
   def __init__(self, parent: Any):
