@@ -250,6 +250,7 @@ def _explain_site(decided: sites_lib.DecidedSite) -> report.ExplainedSite:
     layer=site.name,
     description=site.description,
     weight=site.weight or "",
+    parameter=site.parameter,
     is_taken=site.recipe is not None,
     reason=site.reason,
   )

@@ -154,12 +154,14 @@ class ExplainedSite(Place):
     description: dtypes and shapes.
     weight: the operand that is a parameter, "lhs" or "rhs"; "" for neither or
       both.
+    parameter: path of the weight in the argument; "" if not known.
     is_taken: whether it is quantized.
     reason: why it stays unquantized; "" if it does not.
   """
 
   description: str
   weight: str
+  parameter: str = ""
   is_taken: bool
   reason: str = ""
 

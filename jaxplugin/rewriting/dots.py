@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import weakref
@@ -146,8 +147,12 @@ class Dots(calls.Walker):
     self.sites.append(
       sites_lib.DecidedSite(site=decided, origin=origin, chain=chain)
     )
+    scope = sites_lib.scope_of(site)
     if recipe is None:
-      return None
+      if scope is None:
+        return None
+      with scope:
+        return primitive.bind(*args, **params)
     self.note_change()
     keywords = {}
     if site.operation == sites_lib.DOT:
@@ -156,7 +161,7 @@ class Dots(calls.Walker):
       base = self.key(self.number + 1)
       keywords["key"] = products.fold_in(base, self.number)
     self.use(1)
-    with sites_lib.scope_of(site), error_context.in_function(_WHO):
+    with scope or contextlib.nullcontext(), error_context.in_function(_WHO):
       out = self.transform.product(decided)(
         *given,
         params[sites_lib.NUMBERS[site.operation]],

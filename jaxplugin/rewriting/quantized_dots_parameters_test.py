@@ -306,6 +306,7 @@ class PathsTest(parameterized.TestCase):
     self.assertEqual(
       [dot.layer for dot in found], ["layers/0/kernel", "layers/1/kernel"]
     )
+    self.assertEqual([x.layer for x in found.others], ["lm_head/kernel"])
 
   def test_a_scan_over_stacked_weights_keeps_the_path(self):
     def stack(tree, x):
@@ -321,6 +322,7 @@ class PathsTest(parameterized.TestCase):
 
     (site,) = self.sites(f, {"lm_head": W}, X)
     self.assertEqual((site.layer, site.is_taken), ("model", False))
+    self.assertEqual(site.parameter, "lm_head")
     self.assertIn("its name contains 'head'", site.reason)
 
   def test_where_gets_the_path(self):

@@ -244,11 +244,10 @@ def source_of_call(jaxpr: Any) -> str:
   return jax_private.user_frame() if is_of_jax else ""
 
 
-def scope_of(site: Site) -> contextlib.AbstractContextManager[None]:
-  """Opens a scope with the name of a site that is outside of all scopes."""
-  if site.name and site.name == site.parameter:
-    return jax.named_scope(site.name)
-  return contextlib.nullcontext()
+def scope_of(site: Site) -> contextlib.AbstractContextManager[None] | None:
+  """Returns a scope that names a site's weight; None inside of a scope."""
+  is_outside = site.name and site.name == site.parameter
+  return jax.named_scope(site.name) if is_outside else None
 
 
 def impossible(
