@@ -308,6 +308,11 @@ def parse_sizes(option: str, text: str) -> tuple[int, ...]:
   return tuple(map(int, items))
 
 
+def out_dtype(name: str | None, *, is_gpu: bool) -> np.dtype:
+  """Returns the dtype of results; None is bf16 on a GPU and f32 on a CPU."""
+  return PLAIN_DTYPES[name or ("bf16" if is_gpu else "f32")]
+
+
 def parse_pairs(text: str) -> tuple[Pair, ...]:
   """Returns the pairs of formats of a comma-separated list.
 

@@ -11,7 +11,6 @@ import time
 from typing import Any, Final
 
 import jax
-import numpy as np
 
 from jaxplugin.cli import arguments, files
 from jaxplugin.dot import backends
@@ -22,7 +21,6 @@ from jaxplugin.lab.bench.report import results, table
 from jaxplugin.printing import console, progress
 
 _DEFAULT_SHAPES: Final = {"cpu": "cpu-table", "gpu": "gpu-table"}
-_DEFAULT_OUT: Final = {"cpu": "f32", "gpu": "bf16"}
 _DEFAULT_MODE: Final[dict[str, Any]] = {"cpu": "call", "gpu": "step"}
 _PEERS: Final = (*dot_variants.PEERS, *processes.NAMES)
 _DEFAULT_ROUNDS: Final = 50
@@ -207,7 +205,6 @@ def _measure(args: argparse.Namespace, path: str | None) -> results.BenchRun:
     sizes = roofline.QUICK_SIZES
   rounds = _QUICK_ROUNDS if args.quick else _DEFAULT_ROUNDS
   seconds = _QUICK_SECONDS if args.quick else _DEFAULT_SECONDS
-  out = args.out or _DEFAULT_OUT[platform]
   work = workloads.pairs_of(workloads.parse_rows(shapes, m), pairs)
   earlier = _earlier(args, path)
   options = measurement.BenchOptions(
@@ -216,7 +213,7 @@ def _measure(args: argparse.Namespace, path: str | None) -> results.BenchRun:
     seconds=args.seconds or seconds,
     implementations=implementations,
     peers=dot_variants.PEERS if peers is None else peers,
-    out_dtype=np.dtype(workloads.PLAIN_DTYPES[out]),
+    out_dtype=workloads.out_dtype(args.out, is_gpu=device.is_gpu),
     read_side=sizes.side,
   )
   deadline = time.monotonic() + (args.budget or float("inf"))

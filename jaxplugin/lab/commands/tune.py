@@ -14,8 +14,6 @@ import time
 from collections.abc import Sequence
 from typing import IO, Final
 
-import numpy as np
-
 from jaxplugin.cli import arguments, files, functions
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
@@ -30,7 +28,6 @@ from jaxplugin.tables import resolution
 
 _FAILED: Final = 1
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
-_DEFAULT_OUT: Final = {"cpu": "f32", "gpu": "bf16"}
 _GB: Final = 1_000_000_000
 
 _DEFAULTS: Final = machine.TrialOptions()
@@ -278,11 +275,10 @@ def _workload(
   pairs = None
   if args.formats is not None:
     pairs = workloads.parse_pairs(arguments.short_dtypes(args.formats))
-  out = args.out or _DEFAULT_OUT["cpu" if target.platform == "cpu" else "gpu"]
   return workload.of_shapes(
     workloads.parse_rows(args.shapes, m),
     pairs,
-    np.dtype(workloads.PLAIN_DTYPES[out]),
+    workloads.out_dtype(args.out, is_gpu=target.platform != "cpu"),
     target,
   )
 
