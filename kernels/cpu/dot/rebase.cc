@@ -188,7 +188,8 @@ bool Dot(const Kernels& kernels, const DotArgs& args, const Parallel& all) {
   first.gave_up = &gave_up;
   QuantizedResult quantized{};
   if (args.quantized != nullptr) {
-    // A kernel that stops may have raised amax by invalid sums.
+    // The second run may have another engine, whose sums differ in last bits.
+    // So amax is only raised by the run that computes the result.
     quantized = *args.quantized;
     if (quantized.amax != nullptr) quantized.amax = &amax;
     first.quantized = &quantized;
