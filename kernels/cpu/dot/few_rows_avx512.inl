@@ -255,11 +255,11 @@ struct FewRowsScales<Scales::kE4M3> {
 // further.
 //
 // Roundings: 3 in a block's products (7 for E2M1; the first product is exact),
-// and one for each of at most 8 vectors (4 for E2M1). In float32 there are 3
-// roundings in a block's products (5 for E2M1): each of two chains has two or
-// four products, the first of which rounds too, and the chains are added. The
-// product of a row's value and its wide scale is rounded, too. So 8 vectors are
-// added in two halves, with 5 roundings.
+// and one for each of at most 8 vectors (4 for E2M1). In float32 there are 4
+// roundings in a block's products, the first of which rounds too. E2M1 has 5:
+// each of two chains has four products, and the chains are added. The product of
+// a row's value and its wide scale is rounded, too. So 8 vectors are added in
+// two halves, with 5 roundings.
 template <Format kFormat, Factors kFactors, int kVectors, int kRows, int kWeights,
           bool kIsWhole, typename Spread>
 JAXPLUGIN_ALWAYS_INLINE void FewRowsStep(const uint8_t* values,
@@ -272,7 +272,7 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsStep(const uint8_t* values,
                                          __m512 (*sum)[kRows]) {
   using Codes = FewRowsCodes<kFormat, kFactors>;
   constexpr int kParts = Codes::kParts;
-  constexpr int kChains = Codes::kIsFloats ? 2 : 1;
+  constexpr int kChains = kParts > 4 ? 2 : 1;
   constexpr int kHalf = Codes::kIsFloats && kVectors == 8 ? 4 : kVectors;
   __m512 last[kWeights][kRows];  // the sums of the second half
   for (int w = 0; w < kWeights; ++w) {
