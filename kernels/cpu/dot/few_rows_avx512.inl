@@ -325,6 +325,71 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsStep(const uint8_t* values,
   }
 }
 
+// The sums of a whole FewRowsStep, with the same bits, for two rows of weights
+// in codes of 8 bits and for floats. `numbers` are FoldNumbers of the E8M0
+// scales, and are subtracted from the exponents of the weights. Returns false if
+// a code is not finite; the sums are then invalid.
+template <int kRows>
+JAXPLUGIN_ALWAYS_INLINE bool FewRowsFoldStep(const uint8_t* values,
+                                             int64_t row_bytes, int64_t ahead,
+                                             const __m512* numbers,
+                                             const ScaleIndex& index,
+                                             const Tables& tables, __m512i sign,
+                                             const uint8_t* x,
+                                             int64_t x_row_bytes,
+                                             __m512 (*sum)[kRows]) {
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+  __m512i flags = _mm512_setzero_si512();
+  __m512 first[2][kRows];  // the sums of the first half
+#pragma GCC unroll 8
+  for (int v = 0; v < 8; ++v) {
+    __m512 part[2][4];
+#pragma GCC unroll 2
+    for (int w = 0; w < 2; ++w) {
+      const uint8_t* at = values + w * row_bytes + v * 64;
+      _mm_prefetch(reinterpret_cast<const char*>(at + ahead), _MM_HINT_T1);
+      __m512i codes = _mm512_loadu_si512(at);
+      KeepInRegister(&codes);
+      __m512i pairs[2];
+      UnpackFold8(codes, tables, sign,
+                  _mm512_castps_si512(index.Spread(numbers[w], v)), &flags,
+                  &pairs[0], &pairs[1]);
+      KeepInRegister(&flags);
+      for (int p = 0; p < 2; ++p) {
+        part[w][p] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs[p], 16));
+        part[w][p + 2] = _mm512_castsi512_ps(_mm512_and_si512(pairs[p], high));
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const uint8_t* xr = x + r * x_row_bytes + v * 256;
+      __m512 chain[2];
+#pragma GCC unroll 4
+      for (int p = 0; p < 4; ++p) {
+        __m512i bits = _mm512_load_si512(xr + p * 64);
+        KeepInRegister(&bits);
+        const __m512 factors = _mm512_castsi512_ps(bits);
+        for (int w = 0; w < 2; ++w) {
+          chain[w] = p == 0 ? _mm512_mul_ps(part[w][p], factors)
+                            : _mm512_fmadd_ps(part[w][p], factors, chain[w]);
+        }
+      }
+      for (int w = 0; w < 2; ++w) {
+        if (v == 4) first[w][r] = sum[w][r];
+        sum[w][r] =
+            v % 4 == 0 ? chain[w] : _mm512_add_ps(chain[w], sum[w][r]);
+        KeepInRegister(&sum[w][r]);
+      }
+    }
+  }
+  for (int w = 0; w < 2; ++w) {
+    for (int r = 0; r < kRows; ++r) {
+      sum[w][r] = _mm512_add_ps(first[w][r], sum[w][r]);
+    }
+  }
+  return AreFinite(flags);
+}
+
 // Floats are multiplied by 2^kFloatShift, and their sums are divided by it. So
 // all floats from 2^-87 to 2^38 are supported with codes of 4 bits, and up to
 // 2^25 with codes of 8 bits. Their products with E5M2's smallest value and the
@@ -476,6 +541,53 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsSums(const Unpacker& weights, int64_t w,
   for (int i = 0; i < kWeights; ++i) sums[i] = totals[i];
 }
 
+// FewRowsSums of two rows of weights in codes of 8 bits and of floats, with the
+// same bits. Uses FewRowsFoldStep, except for steps with NaN or Inf and for the
+// tail. 4 rows of f32 and MXFP8 are 1.1x faster (4096 x 4096, one Zen 4 core,
+// 2026-11).
+template <int kRows, typename Spread>
+JAXPLUGIN_ALWAYS_INLINE void FewRowsFoldSums(const Unpacker& weights, int64_t w,
+                                             int64_t k0, int64_t k1,
+                                             const Tables& tables,
+                                             const Spread& scales,
+                                             const uint8_t* x,
+                                             int64_t x_row_bytes,
+                                             FewRowsDistance ahead,
+                                             const FewRowsOffsets& offsets,
+                                             FewRowsTotals<kRows>* sums) {
+  const Operand& operand = weights.x;
+  const Tables fold = weights.fold_bytes.Load();
+  const __m512i sign = FoldSign(operand.format);
+  for (; k0 < k1; k0 += 512) {
+    const int64_t column = k0 / operand.block;
+    __m512 numbers[2], sum[2][kRows];
+    bool is_folded = k0 + 512 <= k1;
+    for (int i = 0; i < 2; ++i) {
+      const uint8_t* scale = ScaleAt(operand, w + i, column);
+      _mm_prefetch(reinterpret_cast<const char*>(scale + ahead.scales),
+                   _MM_HINT_T1);
+      const __m512 some =
+          scales.Load(scale, operand.scale_cols - column).scales;
+      is_folded &= !HasNan(some);
+      numbers[i] = _mm512_castsi512_ps(FoldNumbers(some));
+    }
+    if (!is_folded ||
+        !FewRowsFoldStep<kRows>(RowValues(operand, w) + k0, operand.row_bytes,
+                                ahead.codes, numbers, weights.index, fold, sign,
+                                x + k0 * 4, x_row_bytes, sum)) {
+      FewRowsSums<Format::kE4M3, Factors::kF32, 32, kRows, 2>(
+          weights, w, k0, Min(k0 + 512, k1), tables, scales, x, x_row_bytes,
+          ahead, offsets, sums);
+      continue;
+    }
+    for (int i = 0; i < 2; ++i) {
+      for (int r = 0; r < kRows; ++r) {
+        AddExactly(sum[i][r], &sums[i].total[r], &sums[i].rest[r]);
+      }
+    }
+  }
+}
+
 // Adds the 16 lanes of each vector, in the order of _mm512_reduce_add_ps. The
 // first four lanes of the result are the four sums. Four at a time make 1 x 512
 // x 1536 in MXFP4 1.3x faster (one Zen 5 core, 2026-11).
@@ -567,6 +679,14 @@ __attribute__((noinline)) void FewRowsShared(const Unpacker& weights,
       const int64_t k1 = Min(k0 + piece, operand.k);
       int64_t j = 0;
       for (; j + 2 <= group; j += 2) {
+        if constexpr (kFormat == Format::kE4M3 && kFactors == Factors::kF32 &&
+                      kBlock == 32) {
+          if (operand.scale_kind == ScaleKind::kE8M0) {
+            FewRowsFoldSums<kRows>(weights, w0 + w + j, k0, k1, tables, scales,
+                                   x, x_row_bytes, ahead, offsets, totals + j);
+            continue;
+          }
+        }
         FewRowsSums<kFormat, kFactors, kBlock, kRows, 2>(
             weights, w0 + w + j, k0, k1, tables, scales, x, x_row_bytes, ahead,
             offsets, totals + j);

@@ -172,9 +172,9 @@ inline constexpr int64_t kStreamedFloatRows = 8;
 // (2026-11):
 //   rows                      1     2     3     4     8
 //   f32 * MXFP8, Zen 5     0.72  0.78  0.79  0.78  1.06
-//                Zen 4     1.02  0.96  0.90  0.78  1.08
+//                Zen 4     0.99  0.92  0.72  0.67  0.98
 //   f32 * INT8_32, Zen 5   0.73  0.83  0.91  0.83  0.96
-//                  Zen 4   1.05  1.06  0.92  0.87  1.23
+//                  Zen 4   1.01  0.99  0.85  0.83  1.15
 //   FP8_1X128, Zen 5       0.70  0.76  0.74  0.72
 inline constexpr int64_t kStreamedFloatByteRows = 4;
 

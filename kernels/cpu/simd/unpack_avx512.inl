@@ -340,6 +340,35 @@ inline uint16_t CodeToFold(Format format, int code) {
       sign | (is_finite ? bits + (kFoldExponent << 7) : kFoldNonFinite));
 }
 
+// Converts 64 codes like Unpack8, from the tables of CodeToFold, and subtracts
+// `number` from each. `sign` has bit 7 of each byte if the codes have 8 bits.
+// Sets bit 0 of a byte of `flags` if a code is not finite.
+JAXPLUGIN_ALWAYS_INLINE void UnpackFold8(__m512i codes, const Tables& t,
+                                         __m512i sign, __m512i number,
+                                         __m512i* flags, __m512i* first,
+                                         __m512i* last) {
+  __m512i high = _mm512_permutex2var_epi8(t.high0, codes, t.high1);
+  const __m512i low = _mm512_permutex2var_epi8(t.low0, codes, t.low1);
+  high = _mm512_ternarylogic_epi32(high, codes, sign, 0xd0);  // a & (b | ~c)
+  *flags = _mm512_or_si512(*flags, low);
+  *first = _mm512_subs_epu16(_mm512_unpacklo_epi8(low, high), number);
+  *last = _mm512_subs_epu16(_mm512_unpackhi_epi8(low, high), number);
+}
+
+JAXPLUGIN_ALWAYS_INLINE __m512i FoldSign(Format format) {
+  return _mm512_set1_epi8(
+      static_cast<char>(FactsOf(format).bits == 8 ? 0x80 : 0));
+}
+
+JAXPLUGIN_ALWAYS_INLINE bool AreFinite(__m512i flags) {
+  return _mm512_test_epi8_mask(flags, _mm512_set1_epi8(kFoldNonFinite)) == 0;
+}
+
+JAXPLUGIN_ALWAYS_INLINE bool HasNan(__m512 scales) {
+  const __m512i nan = _mm512_set1_epi32(static_cast<int>(kQuietNan));
+  return _mm512_cmpeq_epi32_mask(_mm512_castps_si512(scales), nan) != 0;
+}
+
 // Converts E8M0 scales, none of which is NaN, to the numbers to subtract, twice
 // in each dword.
 JAXPLUGIN_ALWAYS_INLINE __m512i FoldNumbers(__m512 scales) {
@@ -549,10 +578,7 @@ struct Unpacker {
                                         int64_t s, int64_t begin, int64_t end,
                                         const Emit& emit) const {
     const __m512 scales = LoadScales(ScaleKind::kE8M0, scale, count);
-    const __m512i nan = _mm512_set1_epi32(static_cast<int>(kQuietNan));
-    if (_mm512_cmpeq_epi32_mask(_mm512_castps_si512(scales), nan) != 0) {
-      return false;
-    }
+    if (HasNan(scales)) return false;
     const __m512 numbers = _mm512_castsi512_ps(FoldNumbers(scales));
     const Tables tables = fold_bytes.Load();
     if (IsPacked(x.format)) {
@@ -568,8 +594,7 @@ struct Unpacker {
       }
       return true;
     }
-    const __m512i sign = _mm512_set1_epi8(
-        static_cast<char>(FactsOf(x.format).bits == 8 ? 0x80 : 0));
+    const __m512i sign = FoldSign(x.format);
     __m512i flags = _mm512_setzero_si512();
     for (int64_t u = begin; u < end; ++u) {
       Unit unit;
@@ -577,23 +602,14 @@ struct Unpacker {
       for (int half = 0; half < 2; ++half) {
         const int64_t at = u * kUnit + half * 64;
         const __m512i codes = LoadBytes(values + at, x.k - at);
-        __m512i high =
-            _mm512_permutex2var_epi8(tables.high0, codes, tables.high1);
-        const __m512i low =
-            _mm512_permutex2var_epi8(tables.low0, codes, tables.low1);
-        high = _mm512_ternarylogic_epi32(high, codes, sign, 0xd0);  // a&(b|~c)
-        flags = _mm512_or_si512(flags, low);
         const __m512i number = _mm512_castps_si512(
             index.Spread(numbers, 2 * (u - s) + half));
-        unit.q[2 * half] =
-            _mm512_subs_epu16(_mm512_unpacklo_epi8(low, high), number);
-        unit.q[2 * half + 1] =
-            _mm512_subs_epu16(_mm512_unpackhi_epi8(low, high), number);
+        UnpackFold8(codes, tables, sign, number, &flags, &unit.q[2 * half],
+                    &unit.q[2 * half + 1]);
       }
       emit(u, reorder(unit));
     }
-    return _mm512_test_epi16_mask(
-               flags, _mm512_set1_epi16(kFoldNonFinite * 0x101)) == 0;
+    return AreFinite(flags);
   }
 
   // The same for E2M1 with E4M3 scales. Also returns false if a scale is
