@@ -82,8 +82,8 @@ def expected_gradients(format, x=X, w=W, g=G):
 
 
 class GradientTest(parameterized.TestCase):
-  @parameterized.parameters(*formats.FORMATS)
-  @pytest.mark.sample(2)
+  @parameterized.parameters(*formats.FORMATS, jp.INT4_128)
+  @pytest.mark.sample(3)
   def test_both_sides_have_the_gradient_at_the_dequantized(self, format):
     gradient = gradients(product(format, format), G)
     for function in (gradient, jax.jit(gradient)):
