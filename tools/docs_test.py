@@ -267,55 +267,44 @@ class CopiedPagesTest(absltest.TestCase):
     self.assertIn("/docs/notebooks/*.ipynb\n", ignored)
 
 
+EXAMPLE = "Example:\n  >>> f(`x`, *y)\n  'a|b`'"
+# Each row: text of a docstring, and its reStructuredText.
+RESTRUCTURED = {
+  "names become code or links": (
+    "Takes `x`s, as `jp.quantize`; see ``y``.",
+    "Takes ``x``\\ s, as :py:obj:`jp.quantize <jaxplugin.quantize>`; see"
+    " ``y``.",
+  ),
+  "code over two lines is joined": ("a `b\nc` d", "a ``b c`` d"),
+  "asterisks and bars are no markup": (
+    "* sum|a * b| of `a * b`",
+    r"* sum\|a \* b\| of ``a * b``",
+  ),
+  "indented paragraphs are literal": (
+    "Formula:\n\n  a * b\n\n  c\n\nEnd.",
+    "Formula::\n\n  a * b\n\n  c\n\nEnd.",
+  ),
+  "colons are added": ("A.\n\n  b", "A.\n\n::\n\n  b"),
+  "colons are kept": ("A::\n\n  b", "A::\n\n  b"),
+  "lines without a gap": ("F:\n  a * b\nEnd.", "F::\n\n  a * b\n\nEnd."),
+  "paragraphs of a list": ("* One.\n\n  Two.", "* One.\n\n  Two."),
+  "sections have an entry a line": (
+    "Args:\n  a, b: sizes.\nRaises:\n  jp.X: no.\n  Others.",
+    "Args:\n  a,b: sizes.\nRaises:\n  jaxplugin.X: no.\n    Others.",
+  ),
+  "examples are unchanged": (
+    f"{EXAMPLE}\n\nSee also:\n  `jp.quantize`: x.",
+    f"{EXAMPLE}\n\nSee also:\n  :py:obj:`jp.quantize <jaxplugin.quantize>`: x.",
+  ),
+}
+
+
 class DocstringTest(absltest.TestCase):
-  def restructured(self, text):
-    lines = site_pages.restructured(text.split("\n"), {"quantize"})
-    return "\n".join(lines)
-
-  def test_names_become_code_or_links(self):
-    self.assertEqual(
-      self.restructured("Takes `x`s, as `jp.quantize`; see ``y``."),
-      "Takes ``x``\\ s, as :py:obj:`jp.quantize <jaxplugin.quantize>`; see"
-      " ``y``.",
-    )
-
-  def test_code_over_two_lines_is_joined(self):
-    self.assertEqual(self.restructured("a `b\nc` d"), "a ``b c`` d")
-
-  def test_asterisks_and_bars_are_no_markup(self):
-    self.assertEqual(
-      self.restructured("* sum|a * b| of `a * b`"),
-      r"* sum\|a \* b\| of ``a * b``",
-    )
-
-  def test_indented_paragraphs_are_literal(self):
-    self.assertEqual(
-      self.restructured("Formula:\n\n  a * b\n\n  c\n\nEnd."),
-      "Formula::\n\n  a * b\n\n  c\n\nEnd.",
-    )
-    self.assertEqual(self.restructured("A.\n\n  b"), "A.\n\n::\n\n  b")
-    self.assertEqual(self.restructured("A::\n\n  b"), "A::\n\n  b")
-    self.assertEqual(
-      self.restructured("F:\n  a * b\nEnd."), "F::\n\n  a * b\n\nEnd."
-    )
-    unchanged = "* One.\n\n  Two."
-    self.assertEqual(self.restructured(unchanged), unchanged)
-
-  def test_sections_have_an_entry_a_line(self):
-    self.assertEqual(
-      self.restructured(
-        "Args:\n  a, b: sizes.\nRaises:\n  jp.X: no.\n  Others."
-      ),
-      "Args:\n  a,b: sizes.\nRaises:\n  jaxplugin.X: no.\n    Others.",
-    )
-
-  def test_examples_are_unchanged(self):
-    example = "Example:\n  >>> f(`x`, *y)\n  'a|b`'"
-    self.assertEqual(
-      self.restructured(f"{example}\n\nSee also:\n  `jp.quantize`: x."),
-      f"{example}\n\nSee also:\n"
-      "  :py:obj:`jp.quantize <jaxplugin.quantize>`: x.",
-    )
+  def test_docstrings_become_restructured_text(self):
+    for name, (text, expected) in RESTRUCTURED.items():
+      with self.subTest(name):
+        lines = site_pages.restructured(text.split("\n"), {"quantize"})
+        self.assertEqual("\n".join(lines), expected)
 
 
 class BuildTest(absltest.TestCase):
