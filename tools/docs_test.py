@@ -276,7 +276,7 @@ RESTRUCTURED = {
     " ``y``.",
   ),
   "code over two lines is joined": ("a `b\nc` d", "a ``b c`` d"),
-  "asterisks and bars are no markup": (
+  "asterisks and bars are not markup": (
     "* sum|a * b| of `a * b`",
     r"* sum\|a \* b\| of ``a * b``",
   ),
