@@ -520,7 +520,8 @@ class Uses:
     if "layers" in roles[lead:]:
       raise recognition.NotKnown(
         f"its dimension {roles.index('layers', lead)} counts layers or"
-        " experts, and is not a leading one"
+        " experts, and is not a leading one; store the array with that"
+        " dimension first"
       )
     contracting = (d for d, role in enumerate(roles) if role == "contracted")
     return recognition.WeightDims(lead=lead, contracting=tuple(contracting))

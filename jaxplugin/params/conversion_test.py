@@ -5,6 +5,7 @@ import warnings
 
 import equinox as eqx
 import flax.linen as nn
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -201,7 +202,8 @@ class TreesTest(parameterized.TestCase):
       "h.0.mlp.up.bias": normal(192),
       "h.0.mlp.experts.weight": normal(4, 96, 64),
       "mlp/~/linear_0": {"w": normal(64, 160), "b": normal(160)},
-      "mlp/~/linear_1": {"w": normal(64, 64), "b": normal(64)},
+      "mlp/~/linear_1": {"w": normal(160, 64), "b": normal(160)},
+      "mlp/~/linear_2": {"w": normal(64, 64), "b": normal(32)},
     }
     _, report = jp.quantize_params(params, "mxfp8")
     found = entries(report)
@@ -209,7 +211,34 @@ class TreesTest(parameterized.TestCase):
     self.assertEqual(found["h.0.mlp.up.weight"], (1,))
     self.assertEqual(found["h.0.mlp.experts.weight"], (2,))
     self.assertEqual(found["mlp/~/linear_0/w"], (0,))
-    self.assertIn("from the bias shape [64]", found["mlp/~/linear_1/w"])
+    self.assertEqual(found["mlp/~/linear_1/w"], (1,))
+    self.assertIn("from the bias shape [32]", found["mlp/~/linear_2/w"])
+
+  def test_square_weights_of_haiku_contract_their_first_dimension(self):
+    def net(x):
+      initial = hk.initializers.VarianceScaling()
+      return hk.MultiHeadAttention(4, 16, w_init=initial)(x, x, x)
+
+    model = hk.without_apply_rng(hk.transform(net))
+    x = normal(5, 64)
+    params = jax.jit(model.init)(jax.random.key(0), x)
+    params_q, report = jp.quantize_params(params, "mxfp8")
+    layers = ("query", "key", "value", "linear")
+    expected = {f"multi_head_attention/{name}/w": (0,) for name in layers}
+    self.assertEqual(
+      {e.path: e.contracting for e in report.quantized}, expected
+    )
+    with warnings.catch_warnings():
+      warnings.simplefilter("error")
+      y = jax.jit(jp.accept_quantized(model.apply))(params_q, x)
+    dequantized = jax.tree.map(
+      lambda w: w.dequantize() if isinstance(w, jp.QuantizedWeight) else w,
+      params_q,
+      is_leaf=lambda w: isinstance(w, jp.QuantizedWeight),
+    )
+    np.testing.assert_allclose(
+      y, model.apply(dequantized, x), rtol=1e-5, atol=1e-5
+    )
 
   def test_what_is_not_known_is_left_and_said(self):
     params = {
@@ -363,7 +392,11 @@ class CallTest(parameterized.TestCase):
       ("unused", "do not use it"),
       ("tied", "call also uses it in "),
       ("looked_up", "call also uses it in "),
-      ("layers_in_the_middle", "its dimension 1 counts layers"),
+      (
+        "layers_in_the_middle",
+        "its dimension 1 counts layers or experts, and is not a leading one;"
+        " store the array with that dimension first",
+      ),
       ("both_ways", "contract different dimensions"),
     ):
       with self.subTest(path):

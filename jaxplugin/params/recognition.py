@@ -162,7 +162,7 @@ def _of_torch(
   """Returns the contraction of (..., n, k), or (k, n) if the bias has n."""
   rank = len(leaf.shape)
   if bias is not None and rank == 2:
-    return _by_size(leaf.shape, bias, or_else=1)
+    return _by_size(leaf.shape, bias, or_else=0)
   return WeightDims(lead=rank - 2, contracting=(rank - 1,))
 
 
@@ -170,26 +170,26 @@ def _of_haiku(
   leaf: leaves_lib.Leaf, bias: tuple[int, ...] | None
 ) -> WeightDims:
   if bias is not None:
-    return _by_size(leaf.shape, bias, or_else=None)
+    return _by_size(leaf.shape, bias, or_else=0)
   if "linear" in parameter_names.words(leaf.module):
     return WeightDims(lead=0, contracting=(0,))
   raise NotKnown(_UNKNOWN)
 
 
 def _by_size(
-  shape: tuple[int, ...], bias: tuple[int, ...], *, or_else: int | None
+  shape: tuple[int, ...], bias: tuple[int, ...], *, or_else: int
 ) -> WeightDims:
   """Returns the dimension of a matrix that its bias does not have.
 
   For a square matrix this is `or_else`.
   """
   fits = [d for d in (0, 1) if bias == (shape[1 - d],)]
-  contracting = fits[0] if len(fits) == 1 else or_else if fits else None
-  if contracting is None:
+  if not fits:
     raise NotKnown(
       "the contracting axis cannot be inferred from the bias shape"
       f" {list(bias)}; pass call=, or return its axis from where="
     )
+  contracting = fits[0] if len(fits) == 1 else or_else
   return WeightDims(lead=0, contracting=(contracting,))
 
 
