@@ -30,7 +30,7 @@ from jaxplugin.quantization import (
   prologues,
   quantize_primitive,
 )
-from jaxplugin.quantization.sharding import assignment
+from jaxplugin.quantization.sharding import assignment, global_scales
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,12 +42,14 @@ class QuantizeSpec:
     along: blocking that merges the contracting dimensions into one.
     scale_rounding: as for `quantize`.
     options: what `jp.quantize` does not support.
+    axis_name: bound axes of shards that share a global scale.
   """
 
   format: formats.BlockFormat
   along: blocking.Blocking
   scale_rounding: operations.ScaleRounding = "up"
   options: problems.RecipeOptions = problems.NO_OPTIONS
+  axis_name: tuple[str, ...] = ()
 
 
 @functools.partial(jax.jit, static_argnames="spec")
@@ -76,16 +78,26 @@ def quantize_all(
 ) -> list[scaled_array.ScaledArray]:
   """Quantizes an array for each spec, from one read if a kernel supports it.
 
-  The specs have the same format and scale rounding. If x is a call of a
+  The specs have the same format, scale rounding and axes. If x is a call of a
   prologue, its f32 result is quantized.
   """
   first, prologue, more = specs[0], None, {}
   if isinstance(x, prologues.PrologueCall):
     call = x.canonical(x.shape)
     x, prologue, more = call.x, call.prologue, dict(call.more)
+  global_scale = None
+  if first.axis_name:
+    problem = problems.QuantizationProblem(
+      shape=tuple(x.shape),
+      dtype=np.dtype(x.dtype),
+      format=first.format,
+      blockings=tuple(spec.along for spec in specs),
+      options=tuple(spec.options for spec in specs),
+    )
+    global_scale = global_scales.of_axes(x, problem, first.axis_name)
   quantized, *_ = quantize_primitive.produce(
     x,
-    None,
+    global_scale,
     prologue=prologue,
     more=more,
     blockings=tuple(spec.along for spec in specs),
@@ -97,11 +109,11 @@ def quantize_all(
     for_products=True,
   )
   results = []
-  for values, scale, global_scale in quantized:
-    if global_scale is not None:
-      global_scale = global_scale.reshape((1,) * values.ndim)
+  for values, scale, own_scale in quantized:
+    if own_scale is not None:
+      own_scale = own_scale.reshape((1,) * values.ndim)
     results.append(
-      scaled_array.ScaledArray(values, scale, global_scale, first.format)
+      scaled_array.ScaledArray(values, scale, own_scale, first.format)
     )
   return results
 
@@ -121,6 +133,8 @@ def prologue_refusal(
     return f"a size of {list(shape)} is symbolic"
   for spec in specs:
     what = "the matmul" if spec is first else "the backward pass"
+    if spec.axis_name:
+      return f"{what} needs a global scale over axes {list(spec.axis_name)}"
     if spec.options != problems.NO_OPTIONS:
       return f"{what} needs its values {spec.options}, which no kernel fuses"
     if spec.format.offset_dtype is not None:

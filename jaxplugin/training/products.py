@@ -32,6 +32,7 @@ from jaxplugin.quantization import (
   problems,
   prologues,
 )
+from jaxplugin.quantization.sharding import global_scales
 from jaxplugin.training import recipes
 
 Side = Literal["lhs", "rhs"]
@@ -105,6 +106,9 @@ class Scheme:
     recipe = self.recipe
     format = format.along(along.shape(shape)[along.axis()])
     has_choice = quantization.has_four_over_six(format)
+    axis_name: tuple[str, ...] = ()
+    if format.has_global_scale and recipe.axis_name is not None:
+      axis_name = global_scales.bound_names(self.who, recipe.axis_name)
     return operands.QuantizeSpec(
       format=format,
       along=along,
@@ -117,6 +121,7 @@ class Scheme:
         four_over_six=recipe.four_over_six and has_choice,
         scale_up=recipe.grad_scale_up and is_gradient,
       ),
+      axis_name=axis_name,
     )
 
 
@@ -305,7 +310,7 @@ def quantized(
     each = zip(specs, keys, strict=True)
     return [quantized(x, [spec], [key], who=who)[0] for spec, key in each]
   is_plain = [
-    spec.options == problems.NO_OPTIONS and key is None
+    spec.options == problems.NO_OPTIONS and key is None and not spec.axis_name
     for spec, key in zip(specs, keys, strict=True)
   ]
   if all(is_plain):

@@ -14,11 +14,13 @@ A layer multiplies activations by weights. Training has three matmuls of it:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Final
 
 from jaxplugin import quantization
 from jaxplugin.core import error_context, formats
 from jaxplugin.quantization import arguments, hadamard
+from jaxplugin.quantization.sharding import global_scales
 
 _PRODUCTS: Final = ("dgrad", "wgrad")
 
@@ -33,12 +35,11 @@ class Recipe:
 
   Attributes:
     activation_format, weight_format: `BlockFormat` or name; None leaves the
-      operand unquantized. At least one is required. A weight format in squares
-      sets weight_2d.
+      operand unquantized. A weight format in squares sets weight_2d.
     grad_format: format of results' gradients; None leaves them unquantized.
     scale_rounding: "up" (never saturates) or "floor", for MX scale factors.
     stochastic_rounding: rounds gradients up with a probability equal to the
-      discarded fraction. A gradient then needs a key.
+      discarded fraction; needs a key.
     grad_scale_up: rounds NVFP4's scale factors of gradients up, by at most 1/8,
       so that no value saturates.
     weight_2d: scales block_size x block_size weights. Forward and dgrad then
@@ -52,6 +53,7 @@ class Recipe:
       in high precision.
     backward_from_quantized: quantizes the dequantized forward operands in dgrad
       and wgrad. Rounding errors add up.
+    axis_name: axes of a `jax.shard_map` that share global scales.
 
   Raises:
     TypeError: If a field has a wrong type, or both formats are None.
@@ -84,6 +86,7 @@ class Recipe:
   quantize_dgrad: bool = True
   quantize_wgrad: bool = True
   backward_from_quantized: bool = False
+  axis_name: str | Sequence[str] | None = None
 
   def __post_init__(self) -> None:
     for name in ("activation_format", "weight_format", "grad_format"):
@@ -110,6 +113,9 @@ class Recipe:
           f"Recipe: {field.name} must be True or False, got"
           f" {error_context.shown(value)}"
         )
+    if self.axis_name is not None:
+      names = global_scales.axis_names("Recipe", self.axis_name)
+      object.__setattr__(self, "axis_name", names)
     arguments.validate_scale_rounding(
       "Recipe", self.scale_rounding, self.formats
     )

@@ -152,7 +152,7 @@ def global_scale(
   Raises:
     ValueError: If an axis name is not bound, or `given` is passed too.
   """
-  names = _names(who, axis_name)
+  names = bound_names(who, axis_name)
   if given is not None and names:
     raise ValueError(
       f"{who}: axis_name must be None if global_scale is given, got"
@@ -171,18 +171,25 @@ def global_scale(
       for axis in axes
     ),
   )
-  function = functools.partial(
-    maxima,
-    problem=problem,
-    target=targets.request(),
-    overlay=resolution.overlay(),
-    count=1,
-  )
+  function = functools.partial(of_axes, problem=problem, names=names)
   for _ in range(batch_dims):
     function = jax.vmap(function)  # type: ignore[assignment]
-  # `function` returns u32[batch, n, 1]; the result has n first.
-  each = jnp.moveaxis(function(x), -2, 0)
-  each = each if len(axes) > 1 else each[0]
+  # `function` returns f32[batch, n]; the result has n first.
+  scales = jnp.moveaxis(function(x), -1, 0)
+  return scales if len(axes) > 1 else scales[0]
+
+
+def of_axes(
+  x: jax.Array, problem: problems.QuantizationProblem, names: Sequence[str]
+) -> jax.Array:
+  """Computes f32[n], the global scale of each blocking, over bound axes.
+
+  Args:
+    x: shard of the array.
+    problem: problem of the shard, which computes its global scales.
+    names: mesh or `vmap` axes that the array is sharded over.
+  """
+  each = maxima(x, problem, targets.request(), resolution.overlay(), count=1)
   # `pmax` needs axes that x either varies or does not vary over.
   varying = jax_private.varying_axes(each)
   groups = (
@@ -192,10 +199,34 @@ def global_scale(
   for group in groups:
     if group:
       each = lax.pmax(each, group)
-  return operations.global_scale_of_maxima(each, format, four_over_six=False)
+  return jnp.stack(
+    [
+      operations.global_scale_of_maxima(
+        own, problem.format, options.four_over_six
+      )
+      for own, options in zip(each, problem.options, strict=True)
+    ]
+  )
 
 
-def _names(who: str, axis_name: Any) -> tuple[str, ...]:
+def bound_names(who: str, axis_name: Any) -> tuple[str, ...]:
+  """Returns axis names as a tuple. Raises ValueError if one is not bound."""
+  names = axis_names(who, axis_name)
+  for name in names:
+    try:
+      lax.axis_size(name)
+    except NameError:
+      raise ValueError(
+        f"{who}: no enclosing jax.shard_map or jax.vmap has axis"
+        f" {error_context.shown(name)}, got"
+        f" axis_name={error_context.shown(name)}. Name an axis of one that is"
+        " around the call, or leave axis_name out"
+      ) from None
+  return names
+
+
+def axis_names(who: str, axis_name: Any) -> tuple[str, ...]:
+  """Returns axis names as a tuple."""
   names = (axis_name,) if isinstance(axis_name, str) else axis_name
   if not isinstance(names, (tuple, list)) or not all(
     isinstance(name, str) for name in names
@@ -204,14 +235,4 @@ def _names(who: str, axis_name: Any) -> tuple[str, ...]:
       f"{who}: axis_name must be the name of a mesh axis or a tuple of names,"
       f" got {error_context.shown(axis_name)}"
     )
-  for name in names:
-    try:
-      lax.axis_size(name)
-    except NameError:
-      raise ValueError(
-        f"{who}: no enclosing jax.shard_map or jax.vmap has axis"
-        f" {error_context.shown(name)}, got"
-        f" axis_name={error_context.shown(name)}. Leave axis_name out: the"
-        " scale then covers the whole array"
-      ) from None
   return tuple(names)
