@@ -88,7 +88,7 @@ class Marks:
     tensor = self._tensors.get(f"{base}{SUFFIX}")
     if tensor is not None:
       where = f"{tensor.file}: {tensor.name!r}"
-      mark: Any = stored.parse_object(where, bytes(tensor.read().data))
+      mark: Any = stored.parse_object(where, tensor.read().tobytes())
     else:
       where = f"the header's {METADATA}"
       mark = self._in_header(base)

@@ -104,8 +104,9 @@ class ComfyuiTest(Case):
     self.assertEqual(found.entries["w.weight"].layout, "comfyui")
     self.assertNotEqual(found.entries["a.w.weight"].layout, "comfyui")
     tensors, expected = comfyui_mxfp8()
-    tensors["w.comfy_quant"] = mark(format="mxfp8")
+    text = mark(format="mxfp8")
     for dtype in (np.uint8, E8):
+      tensors["w.comfy_quant"] = text.view(dtype)
       scale = tensors["w.weight_scale"].view(dtype)
       found = self.quietly({**tensors, "w.weight_scale": scale})
       self.assert_read(found, "w.weight", "comfyui", "mxfp8", expected)

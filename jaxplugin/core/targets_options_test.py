@@ -92,6 +92,11 @@ class ThreadsTest(parameterized.TestCase):
     self.assertEqual(set(found), {3})
     self.assertEqual(set(lowered(function, *args)), {0})
 
+  def test_a_limit_beyond_64_bits_is_the_largest(self):
+    with jp.options(threads=2**70):
+      found = lowered(jp.linear, X, ones(N, K))
+    self.assertEqual(found, [2**63 - 1])
+
   def test_a_jitted_function_is_lowered_for_each_context(self):
     w = ones(N, K)
     f = jax.jit(jp.linear)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -378,7 +379,14 @@ def _name(leaf: leaves_lib.Leaf) -> str:
 def _axes(answer: Any, leaf: leaves_lib.Leaf) -> recognition.WeightDims:
   rank = len(leaf.shape)
   given = answer if isinstance(answer, tuple) else (answer,)
-  axes = [a + rank if a < 0 else a for a in given]
+  try:
+    indices = [operator.index(a) for a in given]
+  except TypeError:
+    raise TypeError(
+      f"{WHO}: where must return integers as axes of {_name(leaf)}, got"
+      f" {error_context.shown(answer)}; return an axis or a tuple of axes"
+    ) from None
+  axes = [a + rank if a < 0 else a for a in indices]
   in_range = rank >= 2 and all(0 <= a < rank for a in axes)
   if not axes or not in_range or len(set(axes)) == rank:
     raise ValueError(

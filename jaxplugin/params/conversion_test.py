@@ -433,6 +433,8 @@ class WhereTest(parameterized.TestCase):
       ((3, 64, 96), 2, 1, (2,)),
       ((64, 4, 8), 0, 0, (0,)),
       ((4, 16, 96), (0, 1), 0, (0, 1)),
+      ((64, 96), np.int64(0), 0, (0,)),
+      ((3, 64, 96), (np.int32(1),), 1, (1,)),
     ):
       with self.subTest(shape=shape, axis=axis):
         params_q, report = jp.quantize_params(
@@ -444,6 +446,16 @@ class WhereTest(parameterized.TestCase):
         self.assertEqual(
           array.global_scale.size, np.prod(shape[:lead], initial=1)
         )
+
+  def test_an_axis_must_be_an_integer(self):
+    for axis in ((0.5,), ("a",), (None,)):
+      with (
+        self.subTest(axis=axis),
+        self.assertRaisesRegex(
+          TypeError, "quantize_params: where must return integers as axes of up"
+        ),
+      ):
+        self.quantize(lambda p, axis=axis: axis, up=normal(64, 96))
 
   def test_it_is_told_what_is_known(self):
     seen = {}

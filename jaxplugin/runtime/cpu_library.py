@@ -132,7 +132,7 @@ def call_attributes(target: targets.Target | None) -> dict[str, np.int64]:
   attributes = {"isa": np.int64(BEST_ISA)}
   threads = None if target is None else target.options.threads
   if threads is not None:
-    attributes["max_threads"] = np.int64(threads)
+    attributes["max_threads"] = np.int64(min(threads, np.iinfo(np.int64).max))
   return attributes
 
 
