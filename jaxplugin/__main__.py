@@ -79,6 +79,8 @@ def _parser() -> argparse.ArgumentParser:
   )
   for name, command in COMMANDS.items():
     command.add_to(parsers, name)
+  for each in (parser, *parsers.choices.values()):
+    each.set_defaults(parser=each)
   return parser
 
 
@@ -88,7 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if getattr(sys, name) is None:
       setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
   parser = _parser()
-  args = parser.parse_args(argv)
+  args, unknown = parser.parse_known_args(argv)
+  if unknown:  # `parse_args` would print the usage of the whole program
+    args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
   if args.command is None:
     parser.print_help()
     return 0

@@ -12,6 +12,7 @@ import stat
 import sys
 from typing import Any, Final
 
+from jaxplugin.cli import functions
 from jaxplugin.core import atomic_files
 from jaxplugin.stablehlo import modules
 
@@ -24,12 +25,18 @@ def read(path: str) -> modules.ParsedModule:
 
   Raises:
     OSError: If the file cannot be read.
-    ValueError: If it is not a regular file, or has more than `MAX_BYTES`.
+    ValueError: If it is not a regular file, has more than `MAX_BYTES`, or is
+      the name of a function.
     ModuleError: If it does not hold a module. The message has the path, the
       line and the column.
   """
   if path == STANDARD:
     return modules.read(_bytes(_binary(sys.stdin), "<stdin>"), "<stdin>")
+  if functions.is_function(path) and not os.path.exists(path):
+    raise ValueError(
+      f"{path} must be a file with a module; for a function call jp.explain in"
+      " Python, or run compile, which takes functions"
+    )
   # Without O_NONBLOCK a pipe that nobody writes to would never be open.
   descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
   try:

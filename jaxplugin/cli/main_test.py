@@ -72,6 +72,22 @@ class MainTest(command_lines.CommandLineTestCase):
     module, name = project["scripts"]["jaxplugin"].split(":")
     self.assertIs(getattr(importlib.import_module(module), name), main.main)
 
+  def test_unknown_option_prints_the_usage_of_its_command(self):
+    for command, usage in (
+      ((), "usage: jaxplugin COMMAND ..."),
+      (("explain", "m.mlir"), "usage: jaxplugin explain "),
+    ):
+      status, _, err = self.run_command(*command, "--arg")
+      self.assertEqual(status, 2)
+      self.assertStartsWith(err, usage)
+      self.assertIn("unrecognized arguments: --arg", err)
+
+  def test_function_in_place_of_a_module_is_refused(self):
+    for command in ("explain", "rewrite"):
+      status, _, err = self.run_command(command, "model:step")
+      self.assertEqual(status, 2)
+      self.assertIn("model:step must be a file with a module; for a func", err)
+
   def test_help_lists_every_command_in_a_group(self):
     status, out, _ = self.run_command()
     self.assertEqual((status, out), (0, self.run_command("--help")[1]))
