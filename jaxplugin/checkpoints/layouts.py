@@ -10,7 +10,8 @@ Sources of the written layouts: `hf_quant_config.json` and its conversion in
 NVIDIA Model Optimizer 0.47; the schemes NVFP4A16, MXFP8A16, MXFP4A16,
 FP8_BLOCK, INT8_W8A8 and W4A16 of compressed-tensors 0.20; `Mxfp4Config`,
 `FineGrainedFP8Config` and `TorchAoConfig` of transformers 5, with
-configurations of torchao 0.18; comfy-kitchen at 7d86acf.
+configurations of torchao 0.18; comfy-kitchen at 7d86acf. Source of MLX's
+configuration: `load_model` of mlx-lm 0.32.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import dataclasses
 import functools
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -39,7 +39,7 @@ from jaxplugin.checkpoints import (
   records,
   stored,
 )
-from jaxplugin.core import blocking, formats
+from jaxplugin.core import blocking, error_context, formats
 
 MODELOPT: Final = "modelopt"
 COMPRESSED_TENSORS: Final = "compressed-tensors"
@@ -55,8 +55,7 @@ _PACKED: Final = ".weight_packed"
 _VALUE_TYPES: Final = (formats.PACKED, formats.E4M3, formats.E5M2)
 SCALE_TYPES: Final = (formats.PACKED, formats.E4M3, formats.E8M0)
 _WORDS: Final = np.dtype(np.uint32)
-# The size of groups in MLX's configuration, and the size without one.
-_MLX_GROUP: Final = re.compile(r"\bgroup_size (\d+)")
+_MLX_BITS, _MLX_GROUP = "bits", "group_size"  # keys of MLX's configuration
 _MLX_DEFAULT_GROUP: Final = 64
 _SVDQUANT: Final = ("svdquant_lora_a", "svdquant_lora_b")
 _DEEPSEEK_SCALES: Final = ("weight_scale_inv", "scale", "weight_scale")
@@ -1063,7 +1062,50 @@ def _recognize_mlx(
       values, f"it has the global scale {name!r} of MLX, which is not supported"
     )
   format = conversions.mlx_format(_WHO, values, scales)
+  sizes = {_MLX_BITS: format.value_bits, _MLX_GROUP: format.block_size}
+  given = _mlx_sizes(contents, values, str(format))
+  if {**sizes, **given} != sizes:
+    raise stored.fault(
+      values, f"{format} must have {sizes} in config.json, got {given}"
+    )
   return _entry("mlx", format, conversions.from_mlx, (values, scales))
+
+
+def _mlx_sizes(
+  contents: records.Contents, values: stored.StoredTensor, mode: str
+) -> dict[str, int]:
+  """Returns bits and group_size that MLX's configuration has for a weight.
+
+  The settings of a layer replace those of the model. A size may be missing.
+
+  Raises:
+    CheckpointError: If a size is not a positive integer, or if the
+      configuration has another mode.
+  """
+  own = contents.mlx.get(_base(values.name), True)
+  settings = contents.mlx if own is True else own
+  if not isinstance(settings, Mapping):
+    raise stored.fault(
+      values,
+      "its layer must be an object with mode, bits and group_size in"
+      " config.json, because it is quantized, got"
+      f" {error_context.shown(settings)}",
+    )
+  if settings.get("mode", mode) != mode:
+    raise stored.fault(
+      values,
+      f"its mode in config.json must be {mode!r}, which its parts have, got"
+      f" {error_context.shown(settings['mode'])}",
+    )
+  sizes = {x: settings[x] for x in (_MLX_BITS, _MLX_GROUP) if x in settings}
+  for name, size in sizes.items():
+    if type(size) is not int or size < 1:
+      raise stored.fault(
+        values,
+        f"its {name} in config.json must be a positive integer, got"
+        f" {error_context.shown(size)}",
+      )
+  return sizes
 
 
 def _mlx_affine(
@@ -1075,14 +1117,28 @@ def _mlx_affine(
   """Returns an affine weight of MLX, or None if codes have other bits.
 
   Shapes do not decide between, for example, 4 bits in groups of 64 and 8 bits
-  in groups of 32. The configuration has the size of groups, which is the same
-  for all weights, and some weights may have other bits.
+  in groups of 32, so the configuration does.
+
+  Raises:
+    CheckpointError: If the configuration does not fit the shapes.
   """
-  found = _MLX_GROUP.search(contents.config)
-  size = int(found[1]) if found else _MLX_DEFAULT_GROUP
-  groups = math.prod(scales.shape[-1:])
-  bits, rest = divmod(32 * math.prod(values.shape[-1:]), size * groups or 1)
-  if rest or bits not in (4, 8):
+  given = _mlx_sizes(contents, values, "affine")
+  words, groups = (math.prod(x.shape[-1:]) for x in (values, scales))
+  bits_of_group, rest = divmod(32 * words, groups or 1)
+  bits, size = given.get(_MLX_BITS), given.get(_MLX_GROUP)
+  if size is None:
+    size = bits_of_group // bits if bits else _MLX_DEFAULT_GROUP
+  if bits is None:
+    bits = bits_of_group // size
+  if rest or bits * size != bits_of_group:
+    if not given:
+      return None
+    raise stored.fault(
+      values,
+      f"its {words} words of 32 bits a row must be bits * group_size *"
+      f" {groups} groups, got {given} in config.json",
+    )
+  if bits not in (4, 8):
     return None
   format = conversions.mlx_affine_format(_WHO, values, scales, biases, bits)
   convert = functools.partial(conversions.from_mlx, bits=bits)

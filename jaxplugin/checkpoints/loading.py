@@ -48,6 +48,7 @@ KERNELS: Final = "jaxplugin.kernels"
 _REMEDY: Final = (
   "strict=False reads the other tensors, and skip= leaves out those it matches"
 )
+_MLX: Final = "quantization"  # the key of MLX's config.json
 # Descriptions of a folder's quantization: the file, its object, and the keys.
 _CONFIGS: Final = (
   ("hf_quant_config.json", "quantization", ("quant_algo",)),
@@ -59,7 +60,7 @@ _CONFIGS: Final = (
       "expert_dtype",
     ),
   ),
-  ("config.json", "quantization", ("mode", "bits", "group_size")),  # of MLX
+  ("config.json", _MLX, ("mode", "bits", "group_size")),
 )
 
 
@@ -470,9 +471,9 @@ def load(
   files = files_of(path)
   source = _open(files)
   folder = path if path.is_dir() else path.parent
-  config = "" if files[0].suffix == _GGUF else _config(folder)
+  config, mlx = ("", {}) if files[0].suffix == _GGUF else _config(folder)
   misfits: dict[str, str] = {}
-  entries = recognition.recognize(source, layout, misfits, config)
+  entries = recognition.recognize(source, layout, misfits, config, mlx)
   entries = _with_kernels(path, entries, source.metadata.get(KERNELS, "{}"))
   for text in _unmatched(globs, entries, misfits, requantize):
     warnings.warn(f"{path}: {text}", errors.PatternWarning, stacklevel=2)
@@ -660,18 +661,25 @@ def _unread(
   )
 
 
-def _config(folder: pathlib.Path) -> str:
-  """Returns the quantization in a folder's configurations, "" without one."""
-  found = []
+def _config(folder: pathlib.Path) -> tuple[str, dict[str, Any]]:
+  """Returns the quantization in a folder's configurations.
+
+  Returns:
+    A description for messages, "" without a quantization, and the object of
+    MLX, {} without one.
+  """
+  found, mlx = [], {}
   for file, key, words in _CONFIGS:
     path = folder / file
     if path.is_file():
       section = stored.read_object(path).get(key)
       if isinstance(section, dict):
+        if (file, key) == ("config.json", _MLX):
+          mlx = section
         values = [f"{w} {section[w]}" for w in words if section.get(w)]
         found.append(
           f"{file} says {', '.join(values)}"
           if values
           else f"{file} has a {key}"
         )
-  return "; ".join(found)
+  return "; ".join(found), mlx

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Collection, MutableMapping, Sequence
-from typing import Final
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +81,7 @@ def recognize(
   layout: str | None = None,
   misfits: MutableMapping[str, str] | None = None,
   config: str = "",
+  mlx: Mapping[str, Any] | None = None,
 ) -> dict[str, records.Entry]:
   """Returns the entries of a checkpoint by name, in the order of its tensors.
 
@@ -91,6 +92,7 @@ def recognize(
     config: the quantization in the configuration files, "" if nothing.
     misfits: gets the reason of each tensor that is left out, by its name. None
       raises an error that lists them.
+    mlx: `quantization` of MLX's config.json; None without one.
 
   Raises:
     CheckpointError: If the header breaks a rule. If `misfits` is None, also if
@@ -104,6 +106,7 @@ def recognize(
     marks=comfyui_marks.Marks(source),
     layout=layout,
     config=config,
+    mlx=mlx or {},
   )
   weights: dict[str, records.Entry] = {}
   for name, tensor in source.tensors.items():

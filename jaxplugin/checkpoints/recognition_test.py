@@ -252,6 +252,16 @@ EXPERTS = (PACKED.reshape(1, 96, 2, 16), SHARED[None])
 MODELOPT = weight(PACKED, weight_scale=BLOCKS, weight_scale_2=SECOND)
 
 
+def mlx_affine(bits, size):
+  """Returns tensors of "w" with codes of some bits, and numbers [96, 128]."""
+  codes = draw(0, 2**bits, 96, 128)
+  groups = draw(1, 64, 96, 128 // size).astype(np.float16)
+  packed = codes if bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4
+  words = packed.view(np.uint32)
+  tensors = weight(words, scales=groups, biases=2 * groups)
+  return tensors, (codes + 2.0) * repeated(groups, size)
+
+
 def config_of(**fields):
   return {"quantization_config": fields}
 
@@ -356,15 +366,52 @@ class NamesTest(Case):
       self.assert_read(found, "0.w.weight", "torchao", "nvfp4", NVFP4 * G)
 
   def test_affine_weights_of_mlx(self):
-    groups = draw(1, 64, 96, K // 32).astype(np.float16)
-    # The shapes are those of 4 bits, whatever other weights have.
-    config = {"quantization": {"group_size": 32, "bits": 8}}
-    tensors = weight(WORDS, scales=groups, biases=2 * groups)
-    found = self.quietly(tensors, config=config)
-    self.assertEqual(found.entries["w.weight"].layout, "mlx")
-    self.assertEqual(found.entries["w.weight"].format, jp.UINT4_32_MIN)
-    codes = np.stack([PACKED & 15, PACKED >> 4], -1).reshape(96, K)
-    self.assert_numbers(found["w.weight"], (codes + 2.0) * repeated(groups, 32))
+    """The settings of a layer replace those of the whole model."""
+    model = {"group_size": 32, "bits": 4}
+    mxfp4, wide = {**model, "mode": "mxfp4"}, {**model, "group_size": 64}
+    for bits, size, config in (
+      (4, 32, model),
+      (4, 32, {**model, "mode": "affine", "w": True, "v": {"bits": 8}}),
+      (4, 32, {"group_size": 32}),
+      (4, 64, None),
+      (8, 64, None),
+      (4, 64, {**mxfp4, "w": {"group_size": 64, "bits": 4}}),
+      (8, 64, {**mxfp4, "w": {"group_size": 64, "bits": 8}}),
+      (8, 32, {**wide, "w": {"group_size": 32, "bits": 8}}),
+      (4, 32, {**wide, "w": {"group_size": 32, "bits": 4}}),
+      (4, 128, {**wide, "w": {"group_size": 128, "bits": 4}}),
+      (8, 32, {"bits": 8}),
+      (8, 128, {**wide, "w": {"bits": 8}}),
+    ):
+      with self.subTest(bits=bits, size=size, config=config):
+        tensors, expected = mlx_affine(bits, size)
+        said = config and {"quantization": config}
+        found = self.quietly(tensors, config=said)
+        self.assertEqual(found.entries["w.weight"].layout, "mlx")
+        self.assert_numbers(found["w.weight"], expected)
+
+  def test_configurations_that_do_not_fit_weights_of_mlx_are_refused(self):
+    affine, _ = mlx_affine(8, 32)
+    nvfp4 = weight(WORDS, scales=BLOCKS.view(np.uint8))
+    sizes = {"bits": 8, "group_size": 32}
+    for tensors, config, rule in (
+      (affine, {**sizes, "bits": 4}, "its 32 words .* 4 groups, got .*: 4,"),
+      (affine, {**sizes, "group_size": 64}, "its 32 words .*: 64"),
+      (affine, {"group_size": 48}, "its 32 words .* got .*: 48"),
+      (affine, {**sizes, "group_size": "x"}, "group_size .* integer, got 'x'"),
+      (affine, {**sizes, "group_size": None}, "group_size .* got None"),
+      (affine, {**sizes, "w": {**sizes, "bits": []}}, "bits .* got .."),
+      (affine, {**sizes, "bits": 0}, "bits .* positive integer, got 0"),
+      (affine, {**sizes, "bits": True}, "bits .* positive integer, got True"),
+      (affine, {**sizes, "mode": "mxfp8"}, "mode .* 'affine', .* got 'mxfp8'"),
+      (affine, {**sizes, "w": False}, "its layer must .* got False"),
+      (affine, {**sizes, "w": "x"}, "its layer must .* got 'x'"),
+      (nvfp4, MLX["quantization"], "mode .* 'nvfp4', .* got 'mxfp4'"),
+      (nvfp4, {"bits": 4, "group_size": 32}, "16} in config.json, got .* 32}"),
+    ):
+      with self.subTest(rule, config=config):
+        rule = f"'w.weight': .*{rule}"
+        self.assert_refused(rule, tensors, config={"quantization": config})
 
   def test_experts_have_global_scales_for_each_or_for_gate_and_up(self):
     base = "mlp.experts.gate_up_proj"

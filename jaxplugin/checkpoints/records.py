@@ -27,12 +27,14 @@ class Contents:
     marks: ComfyUI's marks.
     layout: the layout that the caller names; None if the caller names none.
     config: the quantization in the configuration files, "" if nothing.
+    mlx: the quantization in MLX's configuration, {} without one.
   """
 
   source: stored.StoredTensors
   marks: comfyui_marks.Marks
   layout: str | None
   config: str
+  mlx: Mapping[str, Any]
 
   @property
   def tensors(self) -> Mapping[str, stored.StoredTensor]:
