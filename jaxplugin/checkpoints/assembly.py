@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 import jax
@@ -19,7 +20,7 @@ from jax import lax
 
 from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.checkpoints import errors
-from jaxplugin.core import blocking, formats
+from jaxplugin.core import blocking, error_context, formats
 
 # Smallest and largest global scale that multiplies. With NVFP4's amax / 2688
 # this is an amax from 2.4e-9 to 672. A scale that divides (2688 / amax, 1e3 to
@@ -73,6 +74,22 @@ class GlobalScale:
   given: Any
   allowed: Range | None
   divides: bool = False
+
+
+def require_arrays(
+  who: str, parts: Mapping[str, Any], optional: Mapping[str, Any] | None = None
+) -> None:
+  """Raises TypeError, of `who`, unless all parts of a weight are arrays.
+
+  The optional ones may be None.
+  """
+  given = {n: x for n, x in (optional or {}).items() if x is not None}
+  for name, x in {**parts, **given}.items():
+    if not isinstance(x, (np.ndarray, np.generic, jax.Array)):
+      raise TypeError(
+        f"{who}: {name} must be an array of NumPy or JAX, got"
+        f" {error_context.shown(x)}. Pass the tensor of the checkpoint."
+      )
 
 
 def find_format(who: str, values: Any, scale: Any) -> formats.BlockFormat:
@@ -485,8 +502,8 @@ def find_scaled_format(
   block = _scaled_block(shape, tuple(scale.shape), dtype == formats.INT4)
   if block is None or scale.dtype not in _SCALE_DTYPES or dtype not in _NAMES:
     raise TypeError(
-      f"{who}: scales must be floats, one for a matrix, a row, a group of k or"
-      f" a square block of {', '.join(map(str, _SCALE_SIZES))}, got"
+      f"{who}: scales must be floats, one for a matrix [n, k], a row, a group"
+      f" of k or a square block of {', '.join(map(str, _SCALE_SIZES))}, got"
       f" {brief(scale)} for {dtype}{list(shape)}"
     )
   rows, size = block
@@ -551,8 +568,9 @@ def assemble_scaled(
     scale: see `find_scaled_format`. A matrix's scale is repeated for its rows.
     zero_points: uint8 (int4) or int8 (int8) of the shape of scale; or None.
   """
-  *lead, n, k = values.shape
-  shape = (*lead, n, k * 2) if dtype == formats.INT4 else (*lead, n, k)
+  shape = tuple(values.shape)
+  if dtype == formats.INT4:
+    shape = (*shape[:-1], 2 * shape[-1])
   zero_dtype = None if zero_points is None else zero_points.dtype
   format = find_scaled_format(who, dtype, shape, scale, zero_dtype)
   wanted = layouts.linear_scale_shape(format, shape, len(shape) - 1)

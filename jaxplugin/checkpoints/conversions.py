@@ -83,6 +83,7 @@ def from_modelopt(
     nvfp4 (32, 64) 1.0
   """
   who, name = "checkpoints.from_modelopt", "weight_scale_2"
+  assembly.require_arrays(who, {"weight": weight, "weight_scale": weight_scale})
   second = assembly.GlobalScale(who, name, weight_scale_2, global_scale_range)
   return assembly.from_linear(weight, weight_scale, second)
 
@@ -144,6 +145,10 @@ def from_compressed_tensors(
     nvfp4 (32, 64)
   """
   who, name = "checkpoints.from_compressed_tensors", "weight_global_scale"
+  assembly.require_arrays(
+    *(who, {"weight_packed": weight_packed, "weight_scale": weight_scale}),
+    {"weight_zero_point": weight_zero_point},
+  )
   given = weight_global_scale
   if given is None and weight_packed.dtype == packed_integers.INT32:
     shape = packed_integers.default_shape(weight_packed)
@@ -219,6 +224,7 @@ def from_comfyui(
     mxfp8 swizzled_128x4
   """
   who = "checkpoints.from_comfyui"
+  assembly.require_arrays(who, {"weight": weight, "weight_scale": weight_scale})
   format = comfyui_format(who, weight, weight_scale, weight_scale_2 is not None)
   n = weight.shape[0]
   rows = n if rows is None else rows
@@ -304,6 +310,7 @@ def from_deepseek(weight: Any, scale: Any) -> scaled_array.ScaledArray:
     mxfp8 (128, 8) 0.5
   """
   who = "checkpoints.from_deepseek"
+  assembly.require_arrays(who, {"weight": weight, "scale": scale})
   if weight.dtype in _FP8 and assembly.is_float(scale):
     return assembly.assemble_scaled(who, weight.dtype, weight, scale)
   format = deepseek_format(who, weight, scale)
@@ -382,6 +389,9 @@ def from_mlx(
     mxfp4 (32, 64) 1.0
   """
   who = "checkpoints.from_mlx"
+  assembly.require_arrays(
+    who, {"weight": weight, "scales": scales}, {"biases": biases}
+  )
   if biases is not None:
     format = mlx_affine_format(who, weight, scales, biases, bits)
     signs = packed_integers.NIBBLE_SIGNS if bits == 4 else assembly.SIGN
@@ -488,6 +498,7 @@ def from_gpt_oss(blocks: Any, scales: Any) -> scaled_array.ScaledArray:
     mxfp4 (4, 32, 64) 1.0
   """
   who = "checkpoints.from_gpt_oss"
+  assembly.require_arrays(who, {"blocks": blocks, "scales": scales})
   require_gpt_oss(who, blocks, scales)
   values = blocks.reshape(*blocks.shape[:-2], math.prod(blocks.shape[-2:]))
   return assembly.assemble(formats.MXFP4, values, scales)
@@ -557,6 +568,7 @@ def from_torchao(
     mxfp8 (32, 64)
   """
   who = "checkpoints.from_torchao"
+  assembly.require_arrays(who, {"qdata": qdata, "scale": scale})
   name = "per_tensor_scale"
   second = assembly.GlobalScale(who, name, per_tensor_scale, global_scale_range)
   if not is_swizzled:

@@ -4,6 +4,7 @@
 
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -374,6 +375,42 @@ class WrongTest(absltest.TestCase):
           self.assertRaisesRegex(TypeError, rule),
         ):
           convert(np.zeros(*values), np.zeros(*scale))
+
+  def test_what_is_no_array_is_named(self):
+    """A tensor that is missing in a dict is None."""
+    codes, scales = np.zeros((4, 64), F8), np.ones((4, 1), F32)
+    words, halves = np.zeros((32, 8), np.int32), np.ones((2, 8), np.float16)
+    for name, given in (
+      ("from_modelopt", {"weight": codes, "weight_scale": scales}),
+      (
+        "from_compressed_tensors",
+        {"weight_packed": codes, "weight_scale": scales},
+      ),
+      ("from_comfyui", {"weight": codes, "weight_scale": scales}),
+      ("from_deepseek", {"weight": codes, "scale": scales}),
+      ("from_mlx", {"weight": codes, "scales": scales, "biases": scales}),
+      ("from_gptq", {"qweight": words, "scales": halves, "qzeros": words}),
+      ("from_gptq", {"qweight": words, "scales": halves, "g_idx": words}),
+      ("from_awq", {"qweight": words, "scales": halves, "qzeros": words}),
+      ("from_gpt_oss", {"blocks": codes, "scales": scales}),
+      ("from_torchao", {"qdata": codes, "scale": scales}),
+      ("from_gguf", {"blocks": codes}),
+    ):
+      convert = getattr(jp.checkpoints, name)
+      if name == "from_gguf":
+        convert = functools.partial(convert, format="mxfp4")
+      for part in given:
+        is_optional = part in ("biases", "qzeros", "g_idx")
+        for wrong in ([1, 2],) if is_optional else ([1, 2], None):
+          rule = (
+            rf"{name}: {part} must be an array .* got {re.escape(str(wrong))}"
+          )
+          with self.subTest(rule), self.assertRaisesRegex(TypeError, rule):
+            convert(**{**given, part: wrong})
+    with self.assertRaisesRegex(
+      TypeError, r"from_deepseek: .* matrix \[n, k\], .*e4m3fn\[4\]"
+    ):
+      DEEPSEEK(np.zeros(4, F8), np.ones(1, F32))
 
   def test_parts_of_a_stack_that_share_tiles_are_refused(self):
     with self.assertRaisesRegex(NotImplementedError, "a multiple of 128"):

@@ -139,6 +139,7 @@ def from_gguf(
     mxfp4 (32, 32) 1.0
   """
   name = _find(format)
+  assembly.require_arrays(_WHO, {"blocks": blocks})
   kind = TYPES[name]
   *lead, k = shape_of(_WHO, blocks, name)
   rows = blocks.reshape(*lead, k // kind.size, kind.nbytes)

@@ -183,6 +183,10 @@ def from_gptq(
     int4_128 (16, 256) 0.5
   """
   who = "checkpoints.from_gptq"
+  assembly.require_arrays(
+    *(who, {"qweight": qweight, "scales": scales}),
+    {"qzeros": qzeros, "g_idx": g_idx},
+  )
   _, k = word_shape(who, qweight, scales, qzeros, g_idx)
   zeros = zero_points_of(qzeros, is_smaller=not is_v2)
   values = bytes_of(qweight.T) ^ NIBBLE_SIGNS
@@ -232,6 +236,9 @@ def from_awq(
     int4_32 -8.0
   """
   who = "checkpoints.from_awq"
+  assembly.require_arrays(
+    who, {"qweight": qweight, "scales": scales}, {"qzeros": qzeros}
+  )
   word_shape(who, qweight, scales, qzeros, is_awq=True)
   integers = _awq_nibbles(qweight).T
   values = (integers[:, ::2] | integers[:, 1::2] << 4) ^ NIBBLE_SIGNS
