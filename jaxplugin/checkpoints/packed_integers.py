@@ -302,14 +302,19 @@ def word_shape(
       qweight.dtype == INT32
       and qweight.shape[1] == (columns if is_awq else n)
       and n % _PER_WORD == k % 2 == 0
-      and (qzeros is None or tuple(qzeros.shape) == (groups, columns))
-      and (g_idx is None or tuple(g_idx.shape) == (k,))
+      and _is_int32(qzeros, (groups, columns))
+      and _is_int32(g_idx, (k,))
     ):
       return n, k
   words = "k, n / 8" if is_awq else "k / 8, n"
   zeros = "" if qzeros is None else f" and {assembly.brief(qzeros)}"
   raise TypeError(
-    f"{who}: qweight, scales and qzeros must be int32[{words}] (4 bits), floats"
-    " [k / group, n] and int32[k / group, n / 8], got"
-    f" {assembly.brief(qweight)}, {assembly.brief(scales)}{zeros}; {_REMEDY}"
+    f"{who}: qweight, scales, qzeros and g_idx must be int32[{words}] (4 bits),"
+    " floats [k / group, n], int32[k / group, n / 8] and int32[k], got"
+    f" {', '.join(map(assembly.brief, parts))}; {_REMEDY}"
   )
+
+
+def _is_int32(x: Any, shape: tuple[int, ...]) -> bool:
+  """Returns whether an optional part is missing, or int32 of a shape."""
+  return x is None or (x.dtype == INT32 and tuple(x.shape) == shape)

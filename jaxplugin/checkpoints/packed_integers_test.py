@@ -137,6 +137,12 @@ class FilesTest(files.CheckpointTestCase):
       ("'w.qweight': .*4 bits", GPTQ, {"w.qzeros": zero_points(7, 2 * N)}),
       ("'w.qweight': .*4 bits", AWQ, {"w.qzeros": zero_points(8, 2 * N)}),
       ("4 bits", GPTQ, {"w.scales": np.ones((), F16)}),
+      *(("'w.qweight': .* qzeros .* int32.k / group, n / 8. .*, got .*"
+        rf" {dtype}\[2, 3\]", given, {"w.qzeros": zero_points(7).astype(dtype)})
+        for given in (GPTQ, AWQ) for dtype in ("float32", "int64", "uint8")),
+      *((rf"'w.qweight': .* g_idx must .* int32.k., got .* {dtype}\[256\]",
+        *(GPTQ, {"w.g_idx": GPTQ["w.g_idx"].astype(dtype)}))
+        for dtype in ("float32", "int64")),
       ("4 bits", AWQ, {"w.qweight": AWQ["w.qweight"][:-1]}),
       ("'w.weight_packed': it has a weight_g_idx .* without it",
         *(PACKED, {"w.weight_g_idx": GPTQ["w.g_idx"]})),
@@ -225,3 +231,10 @@ class ArraysTest(files.CheckpointTestCase):
       codes = np.zeros((N, K // 2), np.uint8)
       scale = np.zeros((N, K // 32), np.uint8)
       packed(codes, scale, weight_zero_point=zeros)
+    for convert, tensors in ((gptq, GPTQ), (awq, AWQ)):
+      words, scales, zeros, *_ = tensors.values()
+      empty = [x[..., :0] for x in (words, scales, zeros)]
+      self.assertEqual(jax.eval_shape(convert, *empty).shape, (0, K))
+      for dtype in ("float32", "int64"):
+        with self.assertRaisesRegex(TypeError, rf"qzeros .* {dtype}\[2, 3\]"):
+          convert(words, scales, zeros.astype(dtype))
