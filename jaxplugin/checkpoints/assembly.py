@@ -530,7 +530,7 @@ def _scaled_block(
   shape: tuple[int, ...], scale_shape: tuple[int, ...], is_packed: bool
 ) -> tuple[int, int] | None:
   """Returns how many rows and values of k share a scale; 0 for all of k."""
-  if len(shape) < 2 or not math.prod(shape):
+  if len(shape) < 2 or not shape[-1]:
     return None
   *lead, n, k = shape
   row = (1, 0)

@@ -166,7 +166,7 @@ class ShapesTest(absltest.TestCase):
       (F8, (N, K), scales(N, 7)),
       (F8, (N, K), scales(2, 18)),
       (F8, (N, K), scales(1).astype(np.float64)),
-      (F8, (0, K), scales(1)),
+      (F8, (N, 0), scales(1)),
       (INT4, (N, K), scales(2, 5)),
     ):
       with (

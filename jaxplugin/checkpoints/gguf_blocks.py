@@ -13,6 +13,7 @@ Source: `quants.py` of the gguf package 0.19.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -138,8 +139,8 @@ def from_gguf(
     >>> print(w_q.format, w_q.shape, jp.dequantize(w_q)[0, 0])
     mxfp4 (32, 32) 1.0
   """
-  name = _find(format)
   assembly.require_arrays(_WHO, {"blocks": blocks})
+  name = _find(format)
   kind = TYPES[name]
   *lead, k = shape_of(_WHO, blocks, name)
   rows = blocks.reshape(*lead, k // kind.size, kind.nbytes)
@@ -147,9 +148,9 @@ def from_gguf(
   assembly.require_no_global(second, kind.format)
   with np.errstate(invalid="ignore"):  # an infinite f16 times 0
     values, scale, offset = kind.split(rows)
-  values, scale = (x.reshape(*lead, -1) for x in (values, scale))
+  values, scale = (_rows(lead, x) for x in (values, scale))
   if offset is not None:
-    offset = offset.reshape(*lead, -1)
+    offset = _rows(lead, offset)
   if kind.format.has_pairs and values.dtype == np.int8:
     values = _packed(values)
   return assembly.assemble(kind.format, values, scale, second, offset=offset)
@@ -192,6 +193,11 @@ def shape_of(who: str, blocks: Any, name: str) -> tuple[int, ...]:
   return (*shape[:-1], shape[-1] // kind.nbytes * kind.size)
 
 
+def _rows(lead: Sequence[int], x: Any) -> Any:
+  """Returns x[*lead, ...] as x[*lead, k]; NumPy infers no k without rows."""
+  return x.reshape(*lead, math.prod(x.shape[len(lead) :]))
+
+
 def _fields(blocks: Any, *sizes: int) -> Iterator[Any]:
   """Yields the parts of blocks, by their sizes in bytes."""
   start = 0
@@ -210,14 +216,14 @@ def _bits(data: Any, groups: int, shifts: Sequence[int], mask: int) -> Any:
   *lead, size = data.shape
   data = data.reshape(*lead, groups, 1, size // groups)
   parts = data >> np.array(shifts, np.uint8)[:, None] & np.uint8(mask)
-  return parts.reshape(*lead, -1)
+  return parts.reshape(*lead, len(shifts) * size)
 
 
 def _floats(data: Any) -> Any:
   """Returns the f16 of each two bytes."""
   if isinstance(data, np.ndarray):
     return np.ascontiguousarray(data).view("<f2")
-  pairs = data.reshape(*data.shape[:-1], -1, 2)
+  pairs = data.reshape(*data.shape[:-1], data.shape[-1] // 2, 2)
   return lax.bitcast_convert_type(pairs, jnp.float16)
 
 

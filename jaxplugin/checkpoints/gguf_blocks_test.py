@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GGUF's blocks become arrays that have the bits of the gguf package."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,6 +120,18 @@ class BlocksTest(files.CheckpointTestCase):
         self.assertIn(f"  {full}: {loss:.2g}"[:-1], str(less))
     with self.assertRaisesRegex(ValueError, "unknown block format 'int3'"):
       jp.checkpoints.load(path, requantize="int3")
+
+  @parameterized.parameters(*gguf_blocks.TYPES)
+  def test_weights_without_rows_keep_their_shape(self, name):
+    kind = gguf_blocks.TYPES[name]
+    for lead in ((0,), (3, 0), (0, 2)):
+      blocks = np.zeros((*lead, 2 * kind.nbytes), np.uint8)
+      convert = functools.partial(jp.checkpoints.from_gguf, format=name)
+      shape = (*lead, 2 * kind.size)
+      self.assertEqual(convert(blocks).shape, shape)
+      self.assertEqual(jax.eval_shape(convert, blocks).shape, shape)
+    array = jp.checkpoints.load(self.write({name: blocks}))[f"{name}.weight"]
+    self.assertEqual(jp.dequantize(array).shape, shape)
 
   def test_minima_that_are_not_finite_are_named(self):
     blocks = blocks_of("Q4_1", finite=True)

@@ -45,7 +45,7 @@ def bytes_of(words: Any) -> Any:
     words = np.ascontiguousarray(words)
     return words.astype(words.dtype.newbyteorder("<"), copy=False).view("u1")
   split = lax.bitcast_convert_type(words, jnp.uint8)
-  return split.reshape(*words.shape[:-1], -1)
+  return split.reshape(*words.shape[:-1], 4 * words.shape[-1])
 
 
 def words_of(packed: Any) -> Any:
@@ -107,7 +107,7 @@ def nibbles(words: Any) -> Any:
   xp: Any = np if isinstance(words, np.ndarray) else jnp
   codes = bytes_of(words)
   pairs = xp.stack([codes & 15, codes >> 4], -1)
-  return pairs.reshape(*codes.shape[:-1], -1)
+  return pairs.reshape(*codes.shape[:-1], 2 * codes.shape[-1])
 
 
 def _unpack_zero_points(
@@ -248,8 +248,9 @@ def from_awq(
 
 def _awq_nibbles(words: Any) -> Any:
   """Returns the integers of words in AWQ's order: uint8[..., n]."""
-  integers = nibbles(words).reshape(*words.shape, _PER_WORD)
-  return integers[..., np.asarray(_AWQ_NIBBLES)].reshape(*words.shape[:-1], -1)
+  integers = nibbles(words)
+  words_of_8 = integers.reshape(*words.shape, _PER_WORD)
+  return words_of_8[..., np.asarray(_AWQ_NIBBLES)].reshape(integers.shape)
 
 
 def zero_points_of(
@@ -307,7 +308,7 @@ def word_shape(
     ):
       return n, k
   words = "k, n / 8" if is_awq else "k / 8, n"
-  zeros = "" if qzeros is None else f" and {assembly.brief(qzeros)}"
+  parts = [x for x in (qweight, scales, qzeros, g_idx) if x is not None]
   raise TypeError(
     f"{who}: qweight, scales, qzeros and g_idx must be int32[{words}] (4 bits),"
     " floats [k / group, n], int32[k / group, n / 8] and int32[k], got"

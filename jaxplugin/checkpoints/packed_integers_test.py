@@ -164,6 +164,28 @@ class FilesTest(files.CheckpointTestCase):
     ):
       self.load({**PACKED, "w.weight_zero_point": AWQ["w.qzeros"]})["w.weight"]
 
+  def test_weights_without_rows_keep_their_shape(self):
+    gptq = {name: x[..., :0] for name, x in GPTQ.items() if name != "w.g_idx"}
+    awq = {name: x[..., :0] for name, x in AWQ.items()}
+    packed = {
+      **{name: x[:0] for name, x in PACKED.items()},
+      "w.weight_shape": np.int64([0, K]),
+    }
+    for tensors, tool in (
+      (gptq, "gptq"),
+      (awq, "awq"),
+      (packed, "compressed-tensors"),
+    ):
+      with self.subTest(tool):
+        config = {"quantization_config": {"quant_method": tool}}
+        found = self.load(tensors, config=config)
+        self.assertEqual(found.entries["w.weight"].layout, tool)
+        self.assertEqual(found["w.weight"].shape, (0, K))
+        self.assertEqual(jp.dequantize(found["w.weight"]).shape, (0, K))
+    for tensors in (GPTQ, AWQ):
+      with self.assertRaisesRegex(ERROR, r"'w.qweight': .* int4\[24, 0\]"):
+        self.load({name: x[:0] for name, x in tensors.items()})
+
   def test_zero_points_of_8_bits_and_of_odd_rows(self):
     n = 13
     for bits, format in (
@@ -224,13 +246,6 @@ class ArraysTest(files.CheckpointTestCase):
       given = [*tensors.values()][:count]
       self.assert_numbers(jax.jit(convert)(*given), numbers)
       self.assert_numbers(convert(*map(jnp.asarray, given)), numbers)
-    values, scale, _, zeros = ASYMMETRIC_PACKED.values()
-    array = packed(values, scale, weight_zero_point=zeros)
-    self.assert_numbers(array, ASYMMETRIC)
-    with self.assertRaisesRegex(TypeError, "weight_zero_point must be None"):
-      codes = np.zeros((N, K // 2), np.uint8)
-      scale = np.zeros((N, K // 32), np.uint8)
-      packed(codes, scale, weight_zero_point=zeros)
     for convert, tensors in ((gptq, GPTQ), (awq, AWQ)):
       words, scales, zeros, *_ = tensors.values()
       empty = [x[..., :0] for x in (words, scales, zeros)]
@@ -238,3 +253,10 @@ class ArraysTest(files.CheckpointTestCase):
       for dtype in ("float32", "int64"):
         with self.assertRaisesRegex(TypeError, rf"qzeros .* {dtype}\[2, 3\]"):
           convert(words, scales, zeros.astype(dtype))
+    values, scale, _, zeros = ASYMMETRIC_PACKED.values()
+    array = packed(values, scale, weight_zero_point=zeros)
+    self.assert_numbers(array, ASYMMETRIC)
+    with self.assertRaisesRegex(TypeError, "weight_zero_point must be None"):
+      codes = np.zeros((N, K // 2), np.uint8)
+      scale = np.zeros((N, K // 32), np.uint8)
+      packed(codes, scale, weight_zero_point=zeros)
