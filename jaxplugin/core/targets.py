@@ -67,24 +67,34 @@ class Options:
   on_fallback: OnFallback = "allow"
   threads: int | None = None
 
-  def replace(self, who: str, **changes: Any) -> Self:
-    """Returns the options with other values; raises if a value is wrong."""
+  def replace(self, who: str, remedy: str = "", **changes: Any) -> Self:
+    """Returns the options with other values.
+
+    Args:
+      who: the function and argument, or the variable, that an error names.
+      remedy: how to set no limit and no check; "" if arguments set them.
+      **changes: the values.
+
+    Raises:
+      TypeError, ValueError: If a value is wrong.
+    """
+    no_limit = remedy or "Pass None for no limit."
+    no_check = remedy or 'Pass "allow" for no check.'
     for name, value in changes.items():
       if name == "on_fallback":
         if value not in (known := get_args(OnFallback)):
           raise ValueError(
             f"{who} must be one of {known}, got {error_context.shown(value)}."
-            ' Pass "allow" for no check.'
+            f" {no_check}"
           )
       elif value is not None and type(value) is not int:
         raise TypeError(
-          f"{who} must be a whole number or None, got"
-          f" {error_context.shown(value)}. Pass None for no limit."
+          f"{who} must be a whole number, got {error_context.shown(value)}."
+          f" {no_limit}"
         )
       elif value is not None and value < _LEAST[name]:
         raise ValueError(
-          f"{who} must be {_LEAST[name]} or more, got {value}. Pass None for no"
-          " limit."
+          f"{who} must be {_LEAST[name]} or more, got {value}. {no_limit}"
         )
     return dataclasses.replace(self, **changes)
 
@@ -169,7 +179,9 @@ def _of_environment() -> Options:
     if value := os.environ.get(variable):
       is_number = name in _LEAST and value.isdecimal()
       found = found.replace(
-        f"jaxplugin: {variable}", **{name: int(value) if is_number else value}
+        f"jaxplugin: {variable}",
+        "Unset the variable for no limit and no check.",
+        **{name: int(value) if is_number else value},
       )
   return found
 

@@ -331,9 +331,9 @@ class WorkspaceTest(interpreted.RecordedTestCase):
 
 class ValuesTest(parameterized.TestCase):
   @parameterized.parameters(
-    (TypeError, "threads must be a whole number or None, got '2'",
+    (TypeError, "threads must be a whole number, got '2'",
       {"threads": "2"}),
-    (TypeError, "threads must be a whole number or None, got True",
+    (TypeError, "threads must be a whole number, got True",
       {"threads": True}),
     (ValueError, "threads must be 1 or more, got 0", {"threads": 0}),
     (ValueError, "workspace_bytes must be 0 or more, got -1",
@@ -354,8 +354,19 @@ class ValuesTest(parameterized.TestCase):
       {"JAXPLUGIN_WORKSPACE_BYTES": "0", "JAXPLUGIN_ON_FALLBACK": "warn"},
       targets.Options(workspace_bytes=0, on_fallback="warn"),
     ),
-    ({"JAXPLUGIN_THREADS": "all"}, "JAXPLUGIN_THREADS must be a whole number"),
-    ({"JAXPLUGIN_ON_FALLBACK": "no"}, "JAXPLUGIN_ON_FALLBACK must be one of"),
+    ({"JAXPLUGIN_THREADS": ""}, targets.NONE),
+    (
+      {"JAXPLUGIN_THREADS": "all"},
+      "JAXPLUGIN_THREADS must be a whole number, got 'all'. Unset the variable",
+    ),
+    (
+      {"JAXPLUGIN_THREADS": "0"},
+      "JAXPLUGIN_THREADS must be 1 or more, got 0. Unset the variable",
+    ),
+    (
+      {"JAXPLUGIN_ON_FALLBACK": "no"},
+      "JAXPLUGIN_ON_FALLBACK must be one of .* got 'no'. Unset the variable",
+    ),
   )
   def test_environment_variables_set_them(self, environment, expected):
     targets._of_environment.cache_clear()
