@@ -200,6 +200,8 @@ class TreesTest(parameterized.TestCase):
       "h.0.attn.c_attn.bias": normal(192),
       "h.0.mlp.up.weight": normal(192, 64),
       "h.0.mlp.up.bias": normal(192),
+      "h.0.attn.q.weight": normal(64, 64),
+      "h.0.attn.q.bias": normal(64),
       "h.0.mlp.experts.weight": normal(4, 96, 64),
       "mlp/~/linear_0": {"w": normal(64, 160), "b": normal(160)},
       "mlp/~/linear_1": {"w": normal(160, 64), "b": normal(160)},
@@ -209,6 +211,7 @@ class TreesTest(parameterized.TestCase):
     found = entries(report)
     self.assertEqual(found["h.0.attn.c_attn.weight"], (0,))
     self.assertEqual(found["h.0.mlp.up.weight"], (1,))
+    self.assertEqual(found["h.0.attn.q.weight"], (1,))
     self.assertEqual(found["h.0.mlp.experts.weight"], (2,))
     self.assertEqual(found["mlp/~/linear_0/w"], (0,))
     self.assertEqual(found["mlp/~/linear_1/w"], (1,))

@@ -162,7 +162,7 @@ def _of_torch(
   """Returns the contraction of (..., n, k), or (k, n) if the bias has n."""
   rank = len(leaf.shape)
   if bias is not None and rank == 2:
-    return _by_size(leaf.shape, bias, or_else=0)
+    return _by_size(leaf.shape, bias, or_else=1)
   return WeightDims(lead=rank - 2, contracting=(rank - 1,))
 
 
