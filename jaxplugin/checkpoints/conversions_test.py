@@ -437,3 +437,6 @@ class ActivationScaleTest(absltest.TestCase):
     for given in (np.float32([1, 2]), np.int32(1)):
       with self.assertRaisesRegex(TypeError, "must be one float, got"):
         read("modelopt", given)
+    for given in (None, "0.5", [0.5]):
+      with self.assertRaisesRegex(TypeError, "scale must be an array .* got"):
+        read("modelopt", given)

@@ -1342,6 +1342,8 @@ def read_activation_scale(
 
 
 def _multiplier(scale: Any, divides: bool) -> jax.Array:
+  if not isinstance(scale, float):
+    assembly.require_arrays(_SCALE_WHO, {"scale": scale})
   given = jnp.asarray(scale)
   if given.size != 1 or not jnp.issubdtype(given.dtype, jnp.floating):
     raise TypeError(

@@ -150,7 +150,7 @@ def explain(
     >>> h200 = jp.named_target("h200", cudnn="9.13")
     >>> explanation = jp.explain(jp.linear, x, w, target=h200)
     >>> print("\n".join(str(explanation).splitlines()[2:4]))
-    #  operands       m   n   k  runs  backend  global scale      est.
+    #  operands       m   n   k  runs  backend  global scale  at least
     0  bf16 x nvfp4  16  32  64     1  triton   fused         0.881 ns
   """
   if target is not None:

@@ -22,10 +22,10 @@ _FORWARD: Final = "forward"
 # it is in `_ALWAYS`.
 _HEADER: Final = (
   *("#", "layer", "operands", "batch", "m", "n", "k", "runs", "backend"),
-  *("global scale", "est."),
+  *("global scale", "at least"),
 )
 _ALWAYS: Final = ("#", "operands", "m", "n", "k", "runs", "backend")
-_FIGURES: Final = ("batch", "m", "n", "k", "runs", "est.")
+_FIGURES: Final = ("batch", "m", "n", "k", "runs", "at least")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -564,7 +564,7 @@ def _row(number: str, item: Explained | NotBlockScaled) -> dict[str, Any]:
   if row.get("batch") == "1":
     del row["batch"]
   if item.estimate is not None and item.estimate.seconds is not None:
-    row["est."] = estimates.time_in_words(item.estimate.seconds)
+    row["at least"] = estimates.time_in_words(item.estimate.seconds)
   return row
 
 
