@@ -198,7 +198,8 @@ class ModelTest(parameterized.TestCase):
     start = next(i for i, line in enumerate(lines) if line.startswith("#"))
     header, up, down = (line.split() for line in lines[start : start + 3])
     self.assertEqual(
-      " ".join(header), "# layer operands m n k runs backend global scale at least"
+      " ".join(header),
+      "# layer operands m n k runs backend global scale at least",
     )
     self.assertEqual(
       " ".join(up[:-2]), "0 up bf16 x nvfp4 3 96 64 1 triton fused"
