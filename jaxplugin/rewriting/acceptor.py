@@ -48,6 +48,9 @@ WHO: Final = "accept_quantized"
 
 _DOTS: Final = ("dot_general", ragged_dots.NAME)
 _MIXED: Final = "another factor is multiplied into it first"
+_OTHER_DIMENSIONS: Final = (
+  "the matmul contracts other dimensions than the blocked one"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -322,6 +325,8 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
         remedy = "Split the parameters before quantize_params"
       if name in weights.PLACES:
         remedy = "Place the quantized weight with jaxplugin.shard"
+      if reason.startswith(_OTHER_DIMENSIONS):
+        remedy = "Find the contracted dimension with quantize_params(call=)"
       warnings.warn(
         f"{WHO}: {extent} of {path} is dequantized for {name}{place}:"
         f" {reason}. The result is correct, but this saves no memory traffic."
@@ -548,8 +553,8 @@ def _stored_dims(
   batched = {atom for d in batch for atom in view.dims[d]}
   if contracted != set(view.stored[-1]):
     raise facts.NotSupported(
-      "the matmul contracts other dimensions than the blocked one (a"
-      " derivative does: differentiate outside of the function)"
+      f"{_OTHER_DIMENSIONS} (a derivative does: differentiate outside of the"
+      " function)"
     )
   kinds: dict[bool, list[int]] = {True: [], False: []}
   for d, atoms in enumerate(view.stored[:-1]):
@@ -567,9 +572,7 @@ def _as_stored(
 ) -> scaled_array.ScaledArray:
   """Returns the quantized weight if it is stored in this order of the view."""
   if view.stored != tuple(view.dims[d] for d in order):
-    raise facts.NotSupported(
-      "the matmul contracts other dimensions than the blocked one"
-    )
+    raise facts.NotSupported(_OTHER_DIMENSIONS)
   return view.weight.selected()
 
 
