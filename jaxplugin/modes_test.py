@@ -219,7 +219,7 @@ def weights(x, w):
 
 @entry(
   *("nn.rms_norm", "nn.layer_norm", "nn.silu_and_mul", "nn.gelu_and_mul"),
-  *("nn.swigluoai", "dequantize"),
+  *("nn.swigluoai", "nn.silu", "nn.gelu", "nn.relu", "dequantize"),
   args=(X, X[0]),
 )
 def producers(x, weight):
@@ -230,6 +230,9 @@ def producers(x, weight):
     lambda x, out: jp.nn.silu_and_mul(x, bias=weight, out_format=out),
     lambda x, out: jp.nn.gelu_and_mul(x, x, out_format=out),
     lambda x, out: jp.nn.swigluoai(x, out_format=out),
+    lambda x, out: jp.nn.silu(x, out_format=out),
+    lambda x, out: jp.nn.gelu(x, bias=weight, out_format=out),
+    lambda x, out: jp.nn.relu(x, out_format=out),
   ]
   norm = lambda x: calls[0](x, out)[0].dequantize()
   return [f(x, o) for f in calls for o in (None, "nvfp4")], gradients(norm, x)

@@ -3,7 +3,8 @@
 """Functions of x whose result is quantized: their names and parameters.
 
 Sources: arXiv 1910.07467 (RMSNorm); arXiv 1607.06450 (LayerNorm); arXiv
-2002.05202 (gated activations); arXiv 2508.10925, section 2.2 (swigluoai).
+1606.08415 (gelu, silu); arXiv 2002.05202 (gated activations); arXiv 2508.10925,
+section 2.2 (swigluoai).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, Final
 
 NORMS: Final = ("rms_norm", "layer_norm")
 GATED: Final = ("silu_and_mul", "gelu_and_mul", "swigluoai")
+UNGATED: Final = ("silu", "gelu", "relu")
+FUNCTIONS: Final = (*NORMS, *GATED, *UNGATED)
 OPERANDS: Final = ("up", "weight", "bias", "residual", "cotangent")
 
 
@@ -36,26 +39,30 @@ class Prologue:
     swigluoai     (g * sigmoid(alpha * g)) * (u + 1), after g = min(g, limit)
                   and u = clip(u, -limit, limit)
 
-  The gradient of a gated activation, for the cotangent c of its result, is that
-  with respect to x or to `up`. A number on a limit has half a gradient, as in
-  `jnp.minimum` and `jnp.clip`.
+  `silu` and `gelu` compute the same of each g, without a factor. `relu` is
+  max(g, 0).
+
+  The gradient of an activation, for the cotangent c of its result, is that with
+  respect to x or to `up`. A number on a limit has half a gradient, as in
+  `jnp.minimum` and `jnp.clip`. The gradient of relu is 0 at 0, as in
+  `jax.nn.relu`.
 
   Attributes:
-    function: one of `NORMS` or `GATED`.
+    function: one of `FUNCTIONS`.
     operands: operands besides x, in the order of `OPERANDS`. `up` and
-      `residual` have the dtype and shape of x. A norm's `weight` and `bias` are
-      f32[k]. The `bias` of a gated activation is f32[2 * k]. It has the order
-      of x with `halves`; otherwise the gate's bias comes first. A gradient has
-      the `cotangent`, of x's dtype and the shape of the activation. A kernel's
-      norm has "statistics" in place of `residual` if a kernel before it
-      computes them.
+      `residual` have the dtype and shape of x. `weight` and `bias` are f32[k],
+      but the `bias` of a gated activation is f32[2 * k]. It has the order of x
+      with `halves`; otherwise the gate's bias comes first. A gradient has the
+      `cotangent`, of x's dtype and the shape of the activation. A kernel's norm
+      has "statistics" in place of `residual` if a kernel before it computes
+      them.
     epsilon: number added to the mean square of a norm.
     halves: "split" if gates are the first half of x's last dimension and
       factors the second half; "interleaved" if they alternate; None if the
-      factors are the operand `up`, or for norms.
+      factors are the operand `up`, or without factors.
     alpha, limit: parameters of swigluoai.
-    gradient: "x" or "up" for the gradient of a gated activation with respect to
-      that operand; None for the function.
+    gradient: "x" or "up" for the gradient of an activation with respect to that
+      operand; None for the function.
   """
 
   function: str
@@ -79,6 +86,15 @@ class Prologue:
   @property
   def is_norm(self) -> bool:
     return self.function in NORMS
+
+  @property
+  def is_gated(self) -> bool:
+    return self.function in GATED
+
+  @property
+  def activation(self) -> str:
+    """The function of a gate, without its factor."""
+    return self.function.removesuffix("_and_mul")
 
   @property
   def has_weight(self) -> bool:

@@ -1,7 +1,7 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Layers: matmuls, norms and gated activations.
+"""Layers: matmuls, norms and activations.
 
-`jaxplugin.nn` has the names of `jax.nn`, and norms and gated activations that
-can quantize their result (`producers`). `linear` is a layer.
+`jaxplugin.nn` has the names of `jax.nn`, and norms and activations that can
+quantize their result (`producers`). `linear` is a layer.
 """

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Norms and gated activations, whose results may be quantized.
+"""Norms and activations, whose results may be quantized.
 
 Without `out_format` they are plain JAX operations. With it, `quantize_p`
 computes them as its prologue, so a kernel writes quantized bytes only.
@@ -127,6 +127,130 @@ def layer_norm(
   Source: arXiv 1607.06450.
   """
   return _norm("layer_norm", x, weight, bias, residual, epsilon, out_format)
+
+
+def silu(
+  x: jax.Array,
+  *,
+  bias: jax.Array | None = None,
+  out_format: out_format_lib.OutFormatLike | None = None,
+) -> Any:
+  """Computes silu(x); the result may be quantized.
+
+  Computes in f32::
+
+    result = (x + bias) * sigmoid(x + bias)
+
+  Args:
+    x: floats[..., k].
+    bias: floats[k]; None is 0.
+    out_format: as for `rms_norm`.
+
+  Returns:
+    The result, in x's dtype. With `out_format` it is the `ScaledArray` that
+    `quantize` of the f32 result returns, or what `OutFormat` says.
+
+  Raises:
+    TypeError: If a dtype, rank or size does not fit.
+    NotImplementedError: If a quantized result is differentiated without
+      derivative="straight_through".
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> jp.nn.silu(jnp.array([0.0, 30.0]))
+    Array([ 0., 30.], dtype=float32)
+
+  See also:
+    `jp.nn.silu_and_mul`; `activation` of `jp.linear`, if a matmul computes x.
+
+  Source: arXiv 1606.08415.
+  """
+  return _ungated("silu", x, bias, out_format)
+
+
+def gelu(
+  x: jax.Array,
+  approximate: bool = True,
+  *,
+  bias: jax.Array | None = None,
+  out_format: out_format_lib.OutFormatLike | None = None,
+) -> Any:
+  """Computes gelu(x); the result may be quantized.
+
+  Computes in f32 the tanh approximation, for x with the bias added::
+
+    inner = sqrt(2 / pi) * (x + 0.044715 * x^3)
+    result = x / 2 * (1 + tanh(inner))
+
+  Args:
+    x: as for `silu`.
+    approximate: must be True.
+    bias: as for `silu`.
+    out_format: as for `rms_norm`.
+
+  Returns:
+    As for `silu`.
+
+  Raises:
+    TypeError: If a dtype, rank or size does not fit.
+    NotImplementedError: If `approximate` is False, or if a quantized result is
+      differentiated without derivative="straight_through".
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> jp.nn.gelu(jnp.array([0.0, 30.0]))
+    Array([ 0., 30.], dtype=float32)
+
+  See also:
+    `jp.nn.gelu_and_mul`; `activation` of `jp.linear`, if a matmul computes x.
+
+  Source: arXiv 1606.08415, section 2.
+  """
+  who = error_context.who("gelu")
+  error_context.require_bool(who, "approximate", approximate)
+  if not approximate:
+    raise NotImplementedError(
+      f"{who}: approximate must be True, got False. Call"
+      " jax.nn.gelu(x, approximate=False), and quantize its result"
+    )
+  return _ungated("gelu", x, bias, out_format)
+
+
+def relu(
+  x: jax.Array,
+  *,
+  bias: jax.Array | None = None,
+  out_format: out_format_lib.OutFormatLike | None = None,
+) -> Any:
+  """Computes max(x, 0); the result may be quantized.
+
+  Computes max(x + bias, 0) in f32. The derivative is 0 at 0, and NaN stays NaN.
+
+  Args:
+    x: as for `silu`.
+    bias: as for `silu`.
+    out_format: as for `rms_norm`.
+
+  Returns:
+    As for `silu`.
+
+  Raises:
+    TypeError: If a dtype, rank or size does not fit.
+    NotImplementedError: If a quantized result is differentiated without
+      derivative="straight_through".
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> jp.nn.relu(jnp.array([-1.0, 2.0]))
+    Array([0., 2.], dtype=float32)
+
+  See also:
+    `jp.nn.silu`; `activation` of `jp.linear`, if a matmul computes x.
+  """
+  return _ungated("relu", x, bias, out_format)
 
 
 def silu_and_mul(
@@ -321,6 +445,18 @@ def _gated(
   return _computed(
     who, gate, more, out_format, function=function, halves=halves, **numbers
   )
+
+
+def _ungated(
+  function: str,
+  x: Any,
+  bias: Any,
+  out_format: out_format_lib.OutFormatLike | None,
+) -> Any:
+  who = error_context.who(function)
+  x, _ = _alike(who, "x", x, "", None)
+  more = {"bias": _row(who, "bias", bias, x.shape[-1])}
+  return _computed(who, x, more, out_format, function=function)
 
 
 def _computed(

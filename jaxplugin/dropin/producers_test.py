@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Norms and gated activations, plain and quantized."""
+"""Norms and activations, plain and quantized."""
 
 import functools
 
@@ -16,7 +16,7 @@ from jaxplugin.testing.meshes import explicit
 
 SHAPE = (4, 32, 64)
 CASES = prologue_cases.CASES
-NORM, GATED = CASES[1], CASES[-2]  # with residual, with interleaved halves
+NORM, GATED = CASES[1], CASES[8]  # with residual, with interleaved halves
 OUTS = {
   "mxfp8": jp.OutFormat("mxfp8"),
   "nvfp4": jp.OutFormat("nvfp4", returns_amax=True),
@@ -89,7 +89,7 @@ class ProducersTest(parameterized.TestCase):
       self.assertEqual(y.dtype, dtype)
       size = np.abs(exact).max(-1, keepdims=True)
       bound = float(jnp.finfo(dtype).eps) * size  # one rounding, and f32's
-      self.assertLess(
+      self.assertLessEqual(
         (np.abs(np.asarray(y, np.float64) - exact) - bound).max(), 0
       )
       if p.has_residual:
@@ -346,6 +346,13 @@ class ProducersTest(parameterized.TestCase):
      lambda x: jp.nn.silu_and_mul(x, x.astype(jnp.int32))),
     (TypeError, "gelu_and_mul: gate must have an even last.*3",
      lambda x: jp.nn.gelu_and_mul(x[:, :3])),
+    (TypeError, r"relu: bias must have shape \(32,\), got \(64,\)",
+     lambda x: jp.nn.relu(x, bias=x.reshape(-1))),
+    (TypeError, "silu: x must have rank 1 or more",
+     lambda x: jp.nn.silu(x[0, 0])),
+    (NotImplementedError, "gelu: approximate must be True, got False. Call jax",
+     lambda x: jp.nn.gelu(x, False)),
+    (TypeError, "gelu: approximate must be", lambda x: jp.nn.gelu(x, 1)),
     (TypeError, "swigluoai: gate must have rank 1 or more",
      lambda x: jp.nn.swigluoai(x[0, 0])),
     (ValueError, "swigluoai: limit must be a number from 0 to 3.4.*got inf",
@@ -372,9 +379,9 @@ class ShardingCases:
   """The bits of one device, for shardings of rows and columns."""
 
   def test_results_have_the_bits_of_one_device(self):
-    cases = (NORM, NORM, CASES[5], GATED, NORM, CASES[5])
+    cases = (NORM, NORM, CASES[5], GATED, NORM, CASES[5], CASES[11])
     amax = jp.OutFormat("mxfp8", returns_amax=True)
-    outs = ("nvfp4", OUTS["both"], OUTS["nvfp4"], OUTS["key"], amax, amax)
+    outs = ("nvfp4", OUTS["both"], OUTS["nvfp4"], OUTS["key"], amax, amax, amax)
     given = [
       prologue_cases.operands(p, (8, 32, 256), jnp.bfloat16) for p in cases
     ]

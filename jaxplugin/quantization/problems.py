@@ -360,7 +360,7 @@ _PROLOGUE: Final[dict[str, records.Scalar]] = {
   "gradient": None,
 }
 _PROLOGUE_WORDS: Final = {
-  "prologue": (*prologues.NORMS, *prologues.GATED),
+  "prologue": prologues.FUNCTIONS,
   "operands": [
     ",".join(names)
     for count in range(1, len(prologues.OPERANDS) + 1)

@@ -6,7 +6,8 @@ A kernel computes a prologue and quantizes its result in one pass, so the result
 is not written as floats. All arithmetic is f32.
 
 Sources: arXiv 1910.07467 (RMSNorm); arXiv 1607.06450 (LayerNorm); arXiv
-2002.05202 (gated activations); arXiv 2508.10925, section 2.2 (swigluoai).
+1606.08415 (gelu, silu); arXiv 2002.05202 (gated activations); arXiv 2508.10925,
+section 2.2 (swigluoai).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 Prologue: TypeAlias = prologues.Prologue
 NORMS: Final = prologues.NORMS
-GATED: Final = prologues.GATED
+FUNCTIONS: Final = prologues.FUNCTIONS
 OPERANDS: Final = prologues.OPERANDS
 # Operands with x's dtype. They have x's shape, except that a cotangent has half
 # the features of halves.
@@ -65,7 +66,7 @@ def operand_types(
   *lead, k = shape
   if prologue.gradient_of_halves:
     k //= 2
-  row = (k if prologue.is_norm else 2 * k,), np.dtype(np.float32)
+  row = (2 * k if prologue.is_gated else k,), np.dtype(np.float32)
   return [
     ((*lead, k), dtype) if name in OF_X else row for name in prologue.operands
   ]
@@ -83,8 +84,8 @@ class PrologueCall:
   Attributes:
     prologue: the prologue.
     x: floats of the shape `prologue.x_shape`.
-    more: `prologue.operands` by name, in any float dtype. A norm's weight and
-      bias may have leading dimensions of size 1.
+    more: `prologue.operands` by name, in any float dtype. A weight and a bias
+      may have leading dimensions of size 1.
   """
 
   prologue: Prologue
@@ -136,7 +137,7 @@ def _computed(
   prologue: Prologue, x: jax.Array, more: Mapping[str, jax.Array]
 ) -> list[jax.Array]:
   if not prologue.is_norm:
-    return [_gated(prologue, x, more)]
+    return [_activated(prologue, x, more)]
   if (residual := more.get("residual")) is not None:
     x = (_f32(x) + _f32(_alike(residual, x))).astype(x.dtype)
     # XLA:GPU would compute the norm of the sum before it is rounded.
@@ -190,7 +191,7 @@ def paired(row: Sequence[T], halves: str | None, pair: T) -> list[T]:
   return [*lead, k, pair] if halves == "interleaved" else [*lead, pair, k]
 
 
-def _gated(
+def _activated(
   prologue: Prologue, x: jax.Array, more: Mapping[str, jax.Array]
 ) -> jax.Array:
   def both(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -198,11 +199,22 @@ def _gated(
     gate, up = jnp.unstack(pair(x, prologue.halves), axis=axis)
     return _f32(gate), _f32(up)
 
-  gate, up = both(x) if prologue.halves else (_f32(x), _f32(more["up"]))
-  up = _alike(up, gate)
+  gate: jax.Array
+  up: jax.Array | float
+  gate, up = both(x) if prologue.halves else (_f32(x), 1.0)
+  if "up" in more:
+    up = _alike(_f32(more["up"]), gate)
   if (bias := more.get("bias")) is not None:
-    gate_bias, up_bias = both(bias)
-    gate, up = gate + _alike(gate_bias, gate), up + _alike(up_bias, up)
+    if prologue.is_gated:
+      bias, up_bias = both(bias)
+      up = up + _alike(up_bias, gate)
+    gate = gate + _alike(bias, gate)
+  is_gradient = prologue.gradient is not None
+  cotangent = _alike(_f32(more["cotangent"]), gate) if is_gradient else gate
+  if prologue.function == "relu":
+    return (
+      jnp.where(gate > 0, cotangent, 0) if is_gradient else jax.nn.relu(gate)
+    )
   passes = jnp.float32(1), jnp.float32(1)  # gradients that limits pass on
   if prologue.function == "swigluoai":
     limit = jnp.float32(prologue.limit)
@@ -210,15 +222,14 @@ def _gated(
     gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit) + 1
     slope = jnp.float32(prologue.alpha)
     argument = slope * gate
-  elif prologue.function == "gelu_and_mul":
+  elif prologue.activation == "gelu":
     cube = gate * gate * gate
     argument = _GELU_FACTOR * (gate + _GELU_CUBIC * cube)
     slope = _GELU_FACTOR * (1 + 3 * _GELU_CUBIC * (gate * gate))
   else:
     argument, slope = gate, jnp.float32(1)
-  if prologue.gradient is None:
+  if not is_gradient:
     return gate * jax.nn.sigmoid(argument) * up
-  cotangent = _alike(_f32(more["cotangent"]), gate)
   decay = jnp.exp(-jnp.abs(argument))
   inverse = 1 / (1 + decay)
   sigmoid = jnp.where(argument < 0, decay * inverse, inverse)

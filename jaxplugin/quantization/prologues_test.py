@@ -42,6 +42,19 @@ class PrologueTest(parameterized.TestCase):
       with self.subTest(f"{prologue.function}, {prologue.epsilon}"):
         self.assertLessEqual((np.abs(y - exact) - bound).max(), 0)
 
+  def test_relu_of_zeros_and_nan_is_that_of_jax(self):
+    x = np.float32([-0.0, 0, np.nan, -np.inf, np.inf, -1, 2])
+    more = {"cotangent": np.full_like(x, np.inf)}
+    relu = prologues.Prologue(function="relu")
+    gradient = prologues.Prologue(
+      function="relu", operands=("cotangent",), gradient="x"
+    )
+    y, pull = jax.vjp(jax.nn.relu, x)
+    (found,) = prologues.compute(relu, x, {})
+    np.testing.assert_array_equal(found, y)
+    (found,) = prologues.compute(gradient, x, more)
+    np.testing.assert_array_equal(found, *pull(more["cotangent"]))
+
   @parameterized.parameters(jnp.float32, jnp.bfloat16, jnp.float16)
   def test_result_is_near_f64_and_codes_are_those_of_the_result(self, dtype):
     given = [

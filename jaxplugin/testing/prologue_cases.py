@@ -32,6 +32,9 @@ CASES = (
   Prologue(function="gelu_and_mul", operands=("up", "bias")),
   Prologue(function="swigluoai", operands=("bias",), halves="interleaved"),
   Prologue(function="swigluoai", operands=("up",), alpha=1.5, limit=2.0),
+  Prologue(function="silu"),
+  Prologue(function="gelu", operands=("bias",)),
+  Prologue(function="relu", operands=("bias",)),
 )
 
 
@@ -52,6 +55,9 @@ GRADIENTS = (
   _gradient("gelu_and_mul", "x", halves="split"),
   _gradient("swigluoai", "up", "up", alpha=1.5, limit=2.0),
   _gradient("swigluoai", "x", "bias", halves="interleaved", limit=1.5),
+  _gradient("silu", "x", "bias"),
+  _gradient("gelu", "x"),
+  _gradient("relu", "x"),
 )
 ALL = (*CASES, *GRADIENTS)
 
@@ -88,19 +94,20 @@ def exact(prologue, x, more):
       return a[..., ::2], a[..., 1::2]
     return a[..., :k], a[..., k:]
 
-  gate, up = halves(values) if p.halves else (values, f64(more["up"]))
+  gate, up = halves(values) if p.halves else (values, f64(more.get("up", 1)))
   if "bias" in more:
-    gate_bias, up_bias = halves(f64(more["bias"]))
+    biases = f64(more["bias"])
+    gate_bias, up_bias = halves(biases) if p.is_gated else (biases, 0)
     gate, up = gate + gate_bias, up + up_bias
   if p.gradient is None:
-    return _gated(p, gate, up), None
+    return _activated(p, gate, up), None
   # The derivative is exact: the square of the step is nothing in f64. That with
   # respect to a gate does not change where the sigmoid does not.
   step, cotangent = 1e-200, f64(more["cotangent"])
-  most = 8 if p.function == "gelu_and_mul" else 40
+  most = 8 if p.activation == "gelu" else 40
   near = np.clip(gate, -most, most)
   of_gate, of_up = (
-    cotangent * _gated(p, *moved).imag / step
+    cotangent * _activated(p, *moved).imag / step
     for moved in ((near + step * 1j, up), (gate, up + step * 1j))
   )
   if p.halves == "interleaved":
@@ -110,14 +117,16 @@ def exact(prologue, x, more):
   return of_up if p.gradient == "up" else of_gate, None
 
 
-def _gated(p, gate, up):
-  """Returns a gated activation in f64, or of complex numbers."""
+def _activated(p, gate, up):
+  """Returns an activation in f64, or of complex numbers."""
   if p.function == "swigluoai":
     gate = _limited(gate, -np.inf, p.limit)
     up = _limited(up, -p.limit, p.limit)
     return gate / (1 + np.exp(-p.alpha * gate)) * (up + 1)
-  if p.function == "silu_and_mul":
+  if p.activation == "silu":
     return gate / (1 + np.exp(-gate)) * up
+  if p.function == "relu":
+    return np.where(gate.real > 0, gate, np.maximum(gate.real, 0))
   exponent = 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
   return gate / (1 + np.exp(-exponent)) * up
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of gated activations that matmuls quantize as they are computed.
+"""Gradients of activations that matmuls quantize as they are computed.
 
 In the backward pass of dot -> activation -> dot, the first matmul quantizes the
 gradient of its result. If an activation was `attached`, that matmul finds which
@@ -33,7 +33,7 @@ def attached(y: jax.Array, call: prologues.PrologueCall) -> jax.Array:
 
   Args:
     y: the result of the activation, in any float dtype.
-    call: a gated activation that computes y.
+    call: an activation that computes y.
   """
   call = call.canonical(y.shape)
   operands = [call.x, *call.more.values()]
@@ -75,7 +75,7 @@ _attached.defjvp(_attached_jvp, symbolic_zeros=True)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _GatedTangent(linear_calls.Linear):
-  """The tangent of a gated activation, from those of its active operands.
+  """The tangent of an activation, from those of its active operands.
 
   Its constants are all operands of the activation.
   """
@@ -111,10 +111,10 @@ class _GatedTangent(linear_calls.Linear):
     if name != "bias":
       gradient = _Gradient.of(self.prologue, name, constants[0].dtype)
       return linear_calls.linear_call(gradient, [g], constants)
-    halves = self.prologue.halves
+    has_up = "up" in self.prologue.operands
     each = [
       _Gradient.of(self.prologue, operand, np.dtype(np.float32))
-      for operand in (["x"] if halves else ["x", "up"])
+      for operand in (["x", "up"] if has_up else ["x"])
     ]
     rows = [gradient.apply([g], constants) for gradient in each]
     sums = [row.sum(tuple(range(row.ndim - 1))) for row in rows]
@@ -123,7 +123,7 @@ class _GatedTangent(linear_calls.Linear):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Gradient(linear_calls.Linear):
-  """The gradient of a gated activation, from the cotangent of its result.
+  """The gradient of an activation, from the cotangent of its result.
 
   Attributes:
     prologue: computes the gradient. Its operands end with the cotangent, and

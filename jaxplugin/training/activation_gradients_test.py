@@ -23,6 +23,9 @@ from jaxplugin.training import activation_gradients
 GATED = [p for p in prologue_cases.CASES if not p.is_norm]
 SHAPE = (2, 64, 64)
 FEATURES, HIDDEN = 64, 128
+# JAX's second derivative of gelu in f32 has this error, because 1 - sigmoid(z)
+# cancels. That of `attached` has 2^-21.
+CANCELLED = 2.0**-15
 
 
 def gated_mlp(params, x):
@@ -123,7 +126,7 @@ class AttachedTest(parameterized.TestCase):
           jax.tree.leaves(got), jax.tree.leaves(want), strict=True
         ):
           largest = abs(np.asarray(b)).max()
-          np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * largest)
+          np.testing.assert_allclose(a, b, rtol=0, atol=CANCELLED * largest)
 
 
 class FusedGradientsTest(parameterized.TestCase):

@@ -146,23 +146,24 @@ void ReadPrologue(Checker& check, Attributes& attributes, Prologue* out) {
   out->epsilon = attributes.OptionalFloat("epsilon");
   out->alpha = attributes.OptionalFloat("alpha");
   out->limit = attributes.OptionalFloat("limit");
-  JAXPLUGIN_REQUIRE(check, function >= 0 && function <= 5,
+  JAXPLUGIN_REQUIRE(check, function >= 0 && function <= 8,
                     "prologue must be 0 (none), 1 (rms_norm), 2 (layer_norm), 3"
-                    " (silu_and_mul), 4 (gelu_and_mul) or 5 (swigluoai)",
+                    " (silu_and_mul), 4 (gelu_and_mul), 5 (swigluoai), 6"
+                    " (silu), 7 (gelu) or 8 (relu)",
                     std::to_string(function));
+  out->function = static_cast<PrologueFunction>(function);
   JAXPLUGIN_REQUIRE(
-      check, halves == 0 || (function >= 3 && (halves == 1 || halves == 2)),
-      "halves must be 0 (none), or 1 (split) or 2 (interleaved) for an"
+      check, halves == 0 || (out->IsGated() && (halves == 1 || halves == 2)),
+      "halves must be 0 (none), or 1 (split) or 2 (interleaved) for a gated"
       " activation",
       std::to_string(halves));
   JAXPLUGIN_REQUIRE(
       check,
-      gradient == 0 || (function >= 3 && (gradient == 1 ||
-                                          (gradient == 2 && halves == 0))),
-      "gradient must be 0 (none), or for an activation 1 (of x) or, without"
-      " halves, 2 (of up)",
+      gradient == 0 || (function >= 3 && gradient == 1) ||
+          (out->IsGated() && gradient == 2 && halves == 0),
+      "gradient must be 0 (none), or for an activation 1 (of x) or, if it is"
+      " gated without halves, 2 (of up)",
       std::to_string(gradient));
-  out->function = static_cast<PrologueFunction>(function);
   out->gradient = static_cast<PrologueGradient>(gradient);
   out->halves = static_cast<PrologueHalves>(halves);
 }
@@ -211,10 +212,10 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
       count == 5 && out->halves != PrologueHalves::kNone ? k / 2 : k;
   JAXPLUGIN_REQUIRE(
       check,
-      has_up == (!is_none && !is_norm && out->halves == PrologueHalves::kNone) &&
+      has_up == (out->IsGated() && out->halves == PrologueHalves::kNone) &&
           (!has_up || IsLike(up, x)),
-      "up must have x's dtype and shape for an activation without halves, else"
-      " be f32[0]",
+      "up must have x's dtype and shape for a gated activation without halves,"
+      " else be f32[0]",
       Text(up) + " for " + Text(x));
   JAXPLUGIN_REQUIRE(
       check,
@@ -226,8 +227,8 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
       check,
       !has_bias || (bias.element_type() == ffi::F32 &&
                     IsDims(bias.dimensions(),
-                           {is_norm ? k : 2 * features})),
-      "bias must be f32[k] for a norm, f32[2 * k] for an activation, or f32[0]",
+                           {out->IsGated() ? 2 * features : k})),
+      "bias must be f32[2 * k] for a gated activation, else f32[k], or f32[0]",
       Text(bias) + " for " + Text(x));
   JAXPLUGIN_REQUIRE(check, !has_residual || (is_norm && IsLike(residual, x)),
                     "residual must have x's dtype and shape for a norm, or be"

@@ -174,6 +174,9 @@ enum class PrologueFunction {
   kSiluAndMul,
   kGeluAndMul,
   kSwigluOai,
+  kSilu,
+  kGelu,
+  kRelu,
 };
 enum class PrologueHalves { kNone = 0, kSplit, kInterleaved };
 // The value of its attribute `gradient`: with respect to x or to up.
@@ -186,7 +189,7 @@ struct Prologue {
   PrologueGradient gradient;  // then k is that of x
   float epsilon;          // of norms
   float alpha, limit;     // of swigluoai
-  const void* up;         // factors if !halves, same dtype and shape as x
+  const void* up;         // factors without halves, like x; null: none
   const float* weight;    // [k], of norms; null: 1
   const float* bias;      // [k], or [2 * k] of gates and factors; null: none
   const void* residual;   // of norms, like x; null: none
@@ -199,6 +202,10 @@ struct Prologue {
   JAXPLUGIN_ALWAYS_INLINE bool IsNorm() const {
     return function == PrologueFunction::kRmsNorm ||
            function == PrologueFunction::kLayerNorm;
+  }
+  JAXPLUGIN_ALWAYS_INLINE bool IsGated() const {
+    return function >= PrologueFunction::kSiluAndMul &&
+           function <= PrologueFunction::kSwigluOai;
   }
 };
 

@@ -44,8 +44,7 @@ _QUANTIZE_OPERAND: Final = "jaxplugin_quantize_operand"
 _DEQUANTIZE: Final = "jaxplugin_dequantize"
 # Attribute values of the custom calls, listed in kernels/cpu/README.md.
 _FUNCTIONS: Final = {
-  name: number
-  for number, name in enumerate((*prologues.NORMS, *prologues.GATED), 1)
+  name: number for number, name in enumerate(prologues.FUNCTIONS, 1)
 }
 _HALVES: Final = {None: 0, "split": 1, "interleaved": 2}
 _GRADIENTS: Final = {None: 0, "x": 1, "up": 2}

@@ -78,6 +78,7 @@ QUANTIZED = (
   along(0, prologue=NORM),
   along(1, prologue=GATED),
   along(1, prologue=dataclasses.replace(GATED, halves="split")),
+  along(1, prologue=prologues.Prologue(function="relu", operands=("bias",))),
 )
 DEQUANTIZED = (
   dequantizing(),

@@ -250,7 +250,7 @@ def quantize_notation(
       named = [paired]
     for name in prologue.operands:
       named.append(x if name in prologues.OF_X else x[-1:])
-      if name == "bias" and not prologue.is_norm:
+      if name == "bias" and prologue.is_gated:
         named[-1] = paired[-2:]
   others = operands[len(named) :]
   named += [[notation.WHOLE] * len(a.shape) for a in others]

@@ -124,7 +124,7 @@ def _with_pairs(
 ) -> list[jax.Array]:
   """Applies a function to the operands that hold gates and factors."""
   prologue, found = problem.prologue, list(operands)
-  if prologue is None or prologue.is_norm:
+  if prologue is None or not prologue.is_gated:
     return found
   if prologue.halves:
     found[0] = function(found[0], prologue.halves)

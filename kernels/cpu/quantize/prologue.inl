@@ -153,6 +153,7 @@ struct Pair {
 };
 
 // Reads `count` gates and factors from a column of a row on, and adds biases.
+// The factors of an activation that is not gated are 1.
 inline void ReadPair(const QuantizeArgs& args, int64_t row, int64_t column,
                      int64_t count, Pair* out) {
   const Prologue& p = args.prologue;
@@ -165,7 +166,11 @@ inline void ReadPair(const QuantizeArgs& args, int64_t row, int64_t column,
   switch (p.halves) {
     case PrologueHalves::kNone:
       read(args.x, row * k + column, column, count, out->gate);
-      read(p.up, row * k + column, k + column, count, out->up);
+      if (p.IsGated()) {
+        read(p.up, row * k + column, k + column, count, out->up);
+      } else {
+        for (int64_t j = 0; j < count; ++j) out->up[j] = 1.0f;
+      }
       break;
     case PrologueHalves::kSplit:
       read(args.x, 2 * row * k + column, column, count, out->gate);
@@ -245,9 +250,16 @@ inline void GradientsOf(const QuantizeArgs& args, int64_t row, int64_t column,
   };
   switch (p.function) {
     case PrologueFunction::kSiluAndMul:
+    case PrologueFunction::kSilu:
       return compute(TermsOfSilu);
     case PrologueFunction::kGeluAndMul:
+    case PrologueFunction::kGelu:
       return compute(TermsOfGelu);
+    case PrologueFunction::kRelu:
+      for (int64_t j = 0; j < count; ++j) {
+        y[j] = pair.gate[j] > 0 ? cotangent[j] : 0.0f;
+      }
+      return;
     default:
       const float alpha = p.alpha, limit = p.limit;
       return compute([=](float gate, float up) {
@@ -289,10 +301,11 @@ inline void ComputeGradient(const QuantizeArgs& args, int64_t row,
   }
 }
 
-// Computes `count` values of a gated activation, or of its gradient, from a
-// column of a row on.
-inline void ComputeGated(const QuantizeArgs& args, int64_t row, int64_t column,
-                         int64_t count, float* __restrict y) {
+// Computes `count` values of an activation, or of its gradient, from a column of
+// a row on.
+inline void ComputeActivation(const QuantizeArgs& args, int64_t row,
+                              int64_t column, int64_t count,
+                              float* __restrict y) {
   const Prologue& p = args.prologue;
   if (p.gradient != PrologueGradient::kNone) {
     return ComputeGradient(args, row, column, count, y);
@@ -301,13 +314,20 @@ inline void ComputeGated(const QuantizeArgs& args, int64_t row, int64_t column,
   ReadPair(args, row, column, count, &pair);
   switch (p.function) {
     case PrologueFunction::kSiluAndMul:
+    case PrologueFunction::kSilu:
       for (int64_t j = 0; j < count; ++j) {
         y[j] = Silu(pair.gate[j]) * pair.up[j];
       }
       break;
     case PrologueFunction::kGeluAndMul:
+    case PrologueFunction::kGelu:
       for (int64_t j = 0; j < count; ++j) {
         y[j] = Gelu(pair.gate[j]) * pair.up[j];
+      }
+      break;
+    case PrologueFunction::kRelu:  // NaN passes, as in jax.nn.relu
+      for (int64_t j = 0; j < count; ++j) {
+        y[j] = pair.gate[j] <= 0 ? 0.0f : pair.gate[j];
       }
       break;
     default:
@@ -317,15 +337,15 @@ inline void ComputeGated(const QuantizeArgs& args, int64_t row, int64_t column,
   }
 }
 
-// Computes and quantizes values [begin, end) of a gated activation.
-inline void QuantizeGated(const QuantizeArgs& args, const Codec& codec,
-                          int64_t begin, int64_t end) {
+// Computes and quantizes values [begin, end) of an activation.
+inline void QuantizeActivation(const QuantizeArgs& args, const Codec& codec,
+                               int64_t begin, int64_t end) {
   int64_t count;
   for (int64_t i = begin; i < end; i += count) {
     const int64_t column = i % args.k;
     count = Min(kQuantizeChunk, Min(args.k - column, end - i));
     float y[kQuantizeChunk];
-    ComputeGated(args, i / args.k, column, count, y);
+    ComputeActivation(args, i / args.k, column, count, y);
     Store(args, codec, i, count, y);
   }
 }

@@ -90,13 +90,13 @@ bool Quantize(const QuantizeArgs& args, const Parallel& parallel) {
   *args.global_scale = global;
   const Codec codec = {args.format, args.round_up, global};
   if (args.prologue.IsNorm()) return QuantizeNorms(args, codec, parallel);
-  const bool is_gated = args.prologue.function != PrologueFunction::kNone;
+  const bool is_activation = args.prologue.function != PrologueFunction::kNone;
   const int64_t total = args.rows * args.k;
   return ParallelForInParts(
       parallel, CeilDiv(total, kQuantizeTask), [=, &args](int64_t t, int) {
         const int64_t begin = t * kQuantizeTask;
         const int64_t end = Min(total, begin + kQuantizeTask);
-        if (is_gated) return QuantizeGated(args, codec, begin, end);
+        if (is_activation) return QuantizeActivation(args, codec, begin, end);
         for (int64_t i = begin; i < end; i += kQuantizeChunk) {
           float buffer[kQuantizeChunk];
           const int64_t count = Min(kQuantizeChunk, end - i);

@@ -21,7 +21,7 @@ inline void ComputeColumns(const QuantizeArgs& args,
                            const Statistics& statistics, int64_t row,
                            int64_t column, int64_t count, float* y) {
   const Prologue& p = args.prologue;
-  if (!p.IsNorm()) return ComputeGated(args, row, column, count, y);
+  if (!p.IsNorm()) return ComputeActivation(args, row, column, count, y);
   CopyFloats(SummedX(args), args.x_format, row * args.k + column, count, y);
   if (p.function == PrologueFunction::kLayerNorm) {
     Subtract(statistics.mean, count, y);

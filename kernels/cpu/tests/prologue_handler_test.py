@@ -20,6 +20,8 @@ import testing
 
 BF16, F16, F32 = testing.BF16, testing.F16, testing.F32
 RMS_NORM, LAYER_NORM, SILU, GELU, SWIGLUOAI = range(1, 6)
+# Without a factor.
+ONLY_SILU, ONLY_GELU, ONLY_RELU = range(6, 9)
 NONE, SPLIT, INTERLEAVED = range(3)
 OF_X, OF_UP = 1, 2
 # Roundings of a result, in units of its last place: at most half for each of
@@ -70,6 +72,12 @@ CASES = (
   Case(SWIGLUOAI, NONE, BF16, "mxfp8", (9, 64), limit=2.5, gradient=OF_X),
   Case(SWIGLUOAI, NONE, BF16, "mxfp8", (9, 64), limit=1.0, gradient=OF_UP),
   Case(SWIGLUOAI, INTERLEAVED, F32, "mxfp4", (9, 48), ("bias",), gradient=OF_X),
+  Case(ONLY_SILU, NONE, BF16, "mxfp8", (70, 1056)),
+  Case(ONLY_GELU, NONE, F32, "mxfp4", (9, 96), ("bias",)),
+  Case(ONLY_RELU, NONE, F16, "nvfp4", (9, 1040), ("bias",)),
+  Case(ONLY_SILU, NONE, F16, "mxfp8", (9, 96), ("bias",), gradient=OF_X),
+  Case(ONLY_GELU, NONE, BF16, "nvfp4", (9, 1040), gradient=OF_X),
+  Case(ONLY_RELU, NONE, BF16, "mxfp8", (70, 1056), gradient=OF_X),
 )
 
 
@@ -86,11 +94,11 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
   x[6, :8] = -110, -100, -89, -80, 80, 89, 100, 1e4
   found = {"x": x.astype(case.dtype)}
   draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
-  if case.function >= SILU and not case.halves:
+  is_gated = SILU <= case.function <= SWIGLUOAI
+  if is_gated and not case.halves:
     found["up"] = draw(rows, k).astype(case.dtype)
   for name in case.operands:
-    size = 2 * k if case.function >= SILU else k
-    found[name] = draw(size)
+    found[name] = draw(2 * k if is_gated else k)
     if name == "residual":
       found[name] = draw(rows, k).astype(case.dtype)
   if case.gradient:
@@ -128,15 +136,21 @@ def reference(
   if case.halves != INTERLEAVED:
     pair = lambda v: (v[..., :k], v[..., k:])
   f32 = lambda v: v.astype(np.float32)
+  is_gated = case.function <= SWIGLUOAI
+  if not is_gated:
+    pair = lambda v: (v, np.float32(1))
   gate, up = (f32(x), f32(up)) if up is not None else pair(f32(x))
   if bias is not None:
-    gate, up = gate + pair(bias)[0], up + pair(bias)[1]
+    gate = gate + pair(bias)[0]
+    up = up + pair(bias)[1] if is_gated else up
   gate, up = gate.astype(np.float64), up.astype(np.float64)
   if case.gradient:
     return total, *gradients(case, gate, up, cotangent.astype(np.float64))
-  if case.function == SILU:
+  if case.function == ONLY_RELU:
+    return total, np.maximum(gate, 0), 0.0
+  if case.function in (SILU, ONLY_SILU):
     argument, roundings = gate, 0.0
-  elif case.function == GELU:
+  elif case.function in (GELU, ONLY_GELU):
     argument = 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
     roundings = 3.0
   else:
@@ -153,8 +167,10 @@ def reference(
 def gradients(case: Case, gate, up, cotangent):
   """Returns the gradient in f64, and a bound of the f32 error."""
   passes = lambda v, limit: np.where(v == limit, 0.5, v < limit)
+  if case.function == ONLY_RELU:
+    return np.where(gate > 0, cotangent, 0), 0.0
   of_limits, roundings, slope = (1, 1), 0.0, 1.0
-  if case.function == GELU:
+  if case.function in (GELU, ONLY_GELU):
     root = 2 * np.sqrt(2 / np.pi)
     argument = root * (gate + 0.044715 * gate**3)
     slope, roundings = root * (1 + 3 * 0.044715 * gate**2), 3.0
@@ -318,12 +334,14 @@ class PrologueTest(parameterized.TestCase):
         self.assertEqual((total.shape, y.shape, amax), (shape, shape, 0))
 
   @parameterized.named_parameters(
-    ("function", {"function": 6}, "prologue must be"),
+    ("function", {"function": 9}, "prologue must be"),
     ("halves", {"halves": 1}, "halves must be"),
+    ("halves_of_silu", {"function": 6, "halves": 1}, "for a gated act.*got 1"),
     ("gradient_of_norm", {"gradient": 1}, "gradient must be"),
     ("gradient", {"function": 3, "gradient": 3}, "gradient must be"),
     ("gradient_of_half", {"function": 3, "halves": 1, "gradient": 2},
      "gradient must be .* without halves, 2"),
+    ("gradient_of_up", {"function": 6, "gradient": 2}, "if it is gated"),
     ("no_cotangent", {"function": 3, "halves": 1, "gradient": 1},
      "the cotangent of a gradient"),
     ("cotangent", {"function": 3, "halves": 1, "gradient": 1,
@@ -335,6 +353,10 @@ class PrologueTest(parameterized.TestCase):
     ("odd", {"x": np.ones((2, 65), "f4"), "halves": 1, "function": 3}, "k mus"),
     ("no_up", {"function": 3}, "up must have"),
     ("up", {"up": np.ones((2, 32), "f4")}, "up must have"),
+    ("up_of_silu", {"function": 6, "up": np.ones((2, 32), "f4")},
+     "for a gated activation without halves, else be"),
+    ("bias_of_silu", {"function": 6, "bias": np.ones(64, "f4")},
+     "bias must be .* for a gated activation, else"),
     ("up_dtype", {"function": 3, "up": np.ones((2, 32), BF16)}, "up must have"),
     ("weight", {"weight": np.ones(33, "f4")}, "weight must be"),
     (

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Norms, gated activations and their gradients, before a tile is quantized.
+"""Norms, activations and their gradients, before a tile is quantized.
 
 All arithmetic is f32, in the order of `jaxplugin/quantization/prologues.py`.
 
@@ -71,7 +71,7 @@ def load(operands, place, TILE: tl.constexpr, QUANTIZED: tl.constexpr):
     x, up, _, bias, _ = operands
     gate, up = _gate_and_up(x, up, place, TILE, QUANTIZED)
     gate, up = _with_biases(gate, up, bias, place, TILE, QUANTIZED)
-    tile = _gated(gate, up, QUANTIZED)
+    tile = _activated(gate, up, QUANTIZED)
   if QUANTIZED.prologue.is_norm or QUANTIZED.prologue.has_bias:
     tile = tl.where(inside, tile, 0.0)  # zeros have other results
   return tile
@@ -274,7 +274,10 @@ def _factor_in_range(amax, QUANTIZED: tl.constexpr):
 
 @triton.jit
 def _gate_and_up(x, up, place, TILE: tl.constexpr, QUANTIZED: tl.constexpr):
-  """Loads gates and factors: two tiles, or one with pairs of both."""
+  """Loads gates and factors: two tiles, or one with pairs of both.
+
+  The factor of an activation that is not gated is 1.
+  """
   if QUANTIZED.prologue.halves == "interleaved":
     batch, row_start, column_start = place
     block_m: tl.constexpr = TILE.block_m
@@ -290,12 +293,15 @@ def _gate_and_up(x, up, place, TILE: tl.constexpr, QUANTIZED: tl.constexpr):
       pairs = tl.reshape(pairs, (block_m, 2, block_k))
       pairs = tl.permute(pairs, (0, 2, 1))
     gate, factor = tl.split(pairs)
+    factor = factor.to(tl.float32)
   else:
     if QUANTIZED.prologue.halves == "split":
       up = x + TILE.features
     gate = tiles.load_runs(x, place, TILE)
-    factor = tiles.load_runs(up, place, TILE)
-  return gate.to(tl.float32), factor.to(tl.float32)
+    factor = 1.0
+    if QUANTIZED.prologue.is_gated:
+      factor = tiles.load_runs(up, place, TILE).to(tl.float32)
+  return gate.to(tl.float32), factor
 
 
 @triton.jit
@@ -304,14 +310,14 @@ def _with_biases(
 ):
   """Adds the biases of gates and of factors, which have the order of x."""
   if QUANTIZED.prologue.has_bias:
-    if QUANTIZED.prologue.halves == "interleaved":
-      gate_bias = _load_features(bias, 2, place, TILE)
-      up_bias = _load_features(bias + 1, 2, place, TILE)
-    else:
-      gate_bias = _load_features(bias, 1, place, TILE)
-      up_bias = _load_features(bias + TILE.features, 1, place, TILE)
+    is_paired: tl.constexpr = QUANTIZED.prologue.halves == "interleaved"
+    distance: tl.constexpr = 2 if is_paired else 1
+    gate_bias = _load_features(bias, distance, place, TILE)
     gate += _of_features(gate_bias, TILE)
-    up += _of_features(up_bias, TILE)
+    if QUANTIZED.prologue.is_gated:
+      bias += 1 if is_paired else TILE.features
+      up_bias = _load_features(bias, distance, place, TILE)
+      up += _of_features(up_bias, TILE)
   return gate, up
 
 
@@ -343,7 +349,9 @@ def _gradient_of_tile(
   else:
     half: tl.constexpr = TILE
   gate = tiles.load_runs(x, place, half).to(tl.float32)
-  factor = tiles.load_runs(up, place, half).to(tl.float32)
+  factor = 1.0
+  if QUANTIZED.prologue.is_gated:
+    factor = tiles.load_runs(up, place, half).to(tl.float32)
   if QUANTIZED.prologue.gradient_of_halves:
     of_cotangent: tl.constexpr = TILE.of_cotangent
     given = tiles.load(cotangent, place, of_cotangent)
@@ -351,13 +359,17 @@ def _gradient_of_tile(
     given = tiles.load_runs(cotangent, place, TILE)
   given = given.to(tl.float32)
   gate, factor = _with_biases(gate, factor, bias, place, half, QUANTIZED)
-  of_gate, of_up = _gradients(gate, factor, QUANTIZED)
-  return given * tl.where(is_up, of_up, of_gate)
+  if QUANTIZED.prologue.function == "relu":
+    gradient = tl.where(gate > 0, given, 0.0)
+  else:
+    of_gate, of_up = _gradients(gate, factor, QUANTIZED)
+    gradient = given * tl.where(is_up, of_up, of_gate)
+  return gradient
 
 
 @triton.jit
 def _gradients(gate, up, QUANTIZED: tl.constexpr):
-  """Returns the derivatives of `_gated` with respect to both operands."""
+  """Returns the derivatives of `_activated` with respect to both operands."""
   passes_gate = 1.0
   passes_up = 1.0
   if QUANTIZED.prologue.function == "swigluoai":
@@ -383,10 +395,10 @@ def _passes(x, limit: tl.constexpr):
 @triton.jit
 def _terms(gate, up, QUANTIZED: tl.constexpr):
   """Returns gate and factor of gate * sigmoid(z) * factor, z and dz / dgate."""
-  if QUANTIZED.prologue.function == "silu_and_mul":
+  if QUANTIZED.prologue.activation == "silu":
     z = gate
     slope = 1.0
-  elif QUANTIZED.prologue.function == "gelu_and_mul":
+  elif QUANTIZED.prologue.activation == "gelu":
     square = gate * gate
     z = gate * tl.fma(square, _GELU_B, _GELU_A)
     slope = tl.fma(square, 3 * _GELU_B, _GELU_A)
@@ -401,11 +413,20 @@ def _terms(gate, up, QUANTIZED: tl.constexpr):
 
 
 @triton.jit
-def _gated(gate, up, QUANTIZED: tl.constexpr):
-  """Returns gate * sigmoid(z) * up; for swigluoai * (up + 1).
+def _activated(gate, up, QUANTIZED: tl.constexpr):
+  """Returns gate * sigmoid(z) * up; for swigluoai * (up + 1); or relu(gate).
 
-  An infinite gate gives NaN, which quantizes like Inf.
+  An infinite gate of a sigmoid gives NaN, which quantizes like Inf.
   """
+  if QUANTIZED.prologue.function == "relu":
+    result = tl.where(gate <= 0, 0.0, gate)  # keeps a NaN
+  else:
+    result = _gate_times_sigmoid(gate, up, QUANTIZED)
+  return result
+
+
+@triton.jit
+def _gate_times_sigmoid(gate, up, QUANTIZED: tl.constexpr):
   gate, up, z, _ = _terms(gate, up, QUANTIZED)
   power = _exponential(tl.abs(z))
   # sigmoid(z) = e^z / (1 + e^z) for negative z. One Newton step rounds the
