@@ -205,7 +205,8 @@ def _merged(side: sides.Side, x: np.ndarray) -> np.ndarray:
   return x.transpose([d for dims in kinds for d in dims]).reshape(sizes)
 
 
-_ACTIVATIONS: Final[dict[str, Callable[[np.ndarray], np.ndarray]]] = {
+# Activations in f64.
+ACTIVATIONS: Final[dict[str, Callable[[np.ndarray], np.ndarray]]] = {
   "relu": lambda x: np.maximum(x, 0),
   # by tanh: Hendrycks and Gimpel, arXiv:1606.08415
   "gelu": lambda x: (
@@ -233,13 +234,13 @@ def _activated(
       exact, bound = exact + bias, bound + roundings * np.abs(bias)
     if activation is None:
       return exact, bound
-    if activation in _ACTIVATIONS:
-      exact = _ACTIVATIONS[activation](exact)
+    if activation in ACTIVATIONS:
+      exact = ACTIVATIONS[activation](exact)
       return exact, _MAX_SLOPE * bound + roundings * np.abs(exact)
     if activation == "swiglu":
       gate, up = np.split(exact, 2, axis=-1)
       gate_bound, up_bound = np.split(bound, 2, axis=-1)
-      gate = _ACTIVATIONS["silu"](gate)
+      gate = ACTIVATIONS["silu"](gate)
     else:  # "swigluoai", see ragged/epilogue.py
       limit = epilogue.OAI_LIMIT
       gate = np.minimum(exact[..., 0::2], limit)

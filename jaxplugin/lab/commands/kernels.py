@@ -21,6 +21,7 @@ from jaxplugin.kernels.gpu import configs
 from jaxplugin.lab.compilation import triton_dots
 from jaxplugin.lab.inspection.ptx import faults, launching
 from jaxplugin.printing import progress
+from jaxplugin.repro import oracle
 from jaxplugin.runtime import triton_library
 
 _SCALE_EXPONENT: Final = 10  # E8M0 scales are 2^-10 to 2^10
@@ -149,23 +150,16 @@ def run_dot(compiled: triton_dots.CompiledDot) -> ExecutedDot:
       ) from fault
     arrays.update(outputs)
     counts.append(found)
-  result = arrays["out"]
-  assert result is not None
   exact = np.einsum("bmk,bnk->bmn", exact_lhs, exact_rhs)
   size = np.einsum("bmk,bnk->bmn", np.abs(exact_lhs), np.abs(exact_rhs))
   if shape.has_global_scale:
     scale = float(np.prod(scales.astype(np.float64)))
     exact, size = exact * scale, size * scale
-  # The bound of docs/concepts/numerics.md plus the rounding of the result.
-  allowed = reference.ERROR_BOUND * size
-  rounding = reference.rounding_error(result.dtype)
-  allowed = allowed + (np.abs(exact) + allowed) * rounding
-  error = np.abs(result.astype(np.float64) - exact) / np.maximum(
-    allowed, np.finfo(np.float32).tiny
+  expected = oracle.Expected(
+    exact=exact, bound=reference.ERROR_BOUND * size, rows=np.arange(shape.m)
   )
-  return ExecutedDot(
-    compiled=compiled, error=float(np.max(error)), counts=tuple(counts)
-  )
+  error, _ = expected.check(arrays["out"])
+  return ExecutedDot(compiled=compiled, error=error, counts=tuple(counts))
 
 
 def _operand(

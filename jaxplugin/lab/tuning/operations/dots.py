@@ -67,8 +67,7 @@ def _build(
   result = lhs_exact @ np.swapaxes(rhs_exact, -1, -2) * global_scale
   if problem.has_bias:
     result = result + arrays["bias"]
-  if problem.activation is not None:
-    result = operands.ACTIVATIONS[problem.activation](result)
+  result = operands.activated(result, problem.activation)
   if problem.has_residual:
     result = result + arrays["residual"]
   return arrays, result.astype(problem.out_dtype)

@@ -11,7 +11,6 @@ padding of scales is NaN.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Final
 
 import jax
@@ -21,6 +20,7 @@ import numpy as np
 from jaxplugin.arrays import interleaving, layouts, scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import problems, reference
+from jaxplugin.repro import oracle
 from jaxplugin.tables import resolution
 
 # Values are at most 3, and scales are at most 2. A product is at most 36 and a
@@ -66,6 +66,13 @@ def block_sizes(problem: Any) -> list[int]:
   """Returns the block size of each quantized operand of a problem."""
   formats_of = (problem.lhs.format, problem.rhs.format)
   return [format.block_size for format in formats_of if format is not None]
+
+
+def activated(x: np.ndarray, activation: str | None) -> np.ndarray:
+  """Returns f32 `x` after an activation, which is computed in f64."""
+  if activation is None:
+    return x
+  return oracle.ACTIVATIONS[activation](x.astype(np.float64)).astype(np.float32)
 
 
 def small_integers(
@@ -160,25 +167,6 @@ def _transposed(x: Any, side: problems.SideProblem) -> Any:
   return x if side.contracting_is_minor else np.swapaxes(x, -1, -2)
 
 
-def _gelu(x: np.ndarray) -> np.ndarray:
-  """Computes gelu by tanh, in f64: Hendrycks and Gimpel, arXiv:1606.08415."""
-  wide = x.astype(np.float64)
-  inner = np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)
-  return (wide / 2 * (1 + np.tanh(inner))).astype(np.float32)
-
-
-def _silu(x: np.ndarray) -> np.ndarray:
-  wide = x.astype(np.float64)
-  return (wide / (1 + np.exp(-wide))).astype(np.float32)
-
-
-ACTIVATIONS: Final[dict[str, Callable[[np.ndarray], np.ndarray]]] = {
-  "relu": lambda x: np.maximum(x, np.float32(0)),
-  "gelu": _gelu,
-  "silu": _silu,
-}
-
-
 class InexactResultError(Exception):
   """A candidate's result is wrong. The message has the place."""
 
@@ -195,7 +183,11 @@ def check(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
     expected: the expected result.
     problem: the computed problem.
   """
-  _check_type(result, expected, problem)
+  if result.dtype != expected.dtype or result.shape != expected.shape:
+    raise InexactResultError(
+      f"{problem}: got {result.dtype.name}{list(result.shape)}, exact"
+      f" {expected.dtype.name}{list(expected.shape)}"
+    )
   got: Any = np.asarray(result).astype(np.float32)
   exact = expected.astype(np.float32)
   limit = np.zeros_like(exact)
@@ -209,35 +201,4 @@ def check(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
     raise InexactResultError(
       f"{problem}: at {at} got {got[at]:.8g}, exact {exact[at]:.8g};"
       f" {np.count_nonzero(differs)} of {differs.size} elements differ"
-    )
-
-
-def check_bits(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
-  """Raises InexactResultError unless each code equals the expected one.
-
-  Args:
-    result: an array of any dtype.
-    expected: the codes, of the same shape and dtype.
-    problem: the computed problem.
-  """
-  _check_type(result, expected, problem)
-  size = expected.dtype.itemsize
-  got, exact = (
-    np.ascontiguousarray(np.atleast_1d(x)).view(f"u{size}")
-    for x in (np.asarray(result), expected)
-  )
-  differs = got != exact
-  if differs.any():
-    at = tuple(int(i) for i in np.argwhere(differs)[0])
-    raise InexactResultError(
-      f"{problem}: at {at} got {expected.dtype.name} {got[at]:#x}, exact"
-      f" {exact[at]:#x}; {np.count_nonzero(differs)} of {differs.size} differ"
-    )
-
-
-def _check_type(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
-  if result.dtype != expected.dtype or result.shape != expected.shape:
-    raise InexactResultError(
-      f"{problem}: got {result.dtype.name}{list(result.shape)}, exact"
-      f" {expected.dtype.name}{list(expected.shape)}"
     )

@@ -123,9 +123,7 @@ def _build(
       product = product * global_scale[group % len(global_scale), 0, 0]
     if problem.has_bias:
       product = product + arrays["bias"][group]
-    if problem.activation is not None:
-      product = operands.ACTIVATIONS[problem.activation](product)
-    result[of_group] = product
+    result[of_group] = operands.activated(product, problem.activation)
   return arrays, result.astype(problem.out_dtype)
 
 
