@@ -125,14 +125,6 @@ class DotCall(primitive.OperationCall):
       scales.append(side.global_scale_in(positions, len(self.shape)))
     return [scale for scale in scales if scale is not None]
 
-  def with_sides(
-    self, function: Callable[[sides.Side], sides.Side], **changes: Any
-  ) -> Self:
-    """Replaces both sides by a function of each, and other fields."""
-    return self.replace(
-      lhs=function(self.lhs), rhs=function(self.rhs), **changes
-    )
-
   def bare(self) -> DotCall:
     """Returns the same dot in f32, without global scale and epilogue."""
     return self.replace(

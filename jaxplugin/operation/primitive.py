@@ -179,6 +179,13 @@ class OperationCall:
   def replace(self, **changes: Any) -> Self:
     return dataclasses.replace(self, **changes)
 
+  def with_sides(self, function: Callable[[Any], Any], **changes: Any) -> Self:
+    """Replaces lhs and rhs by a function of each, and other fields."""
+    call: Any = self
+    return self.replace(
+      lhs=function(call.lhs), rhs=function(call.rhs), **changes
+    )
+
   def arrays(self) -> dict[str, Any]:
     """Returns the arrays that are not None by name, in order of `ARRAYS`."""
     found = {

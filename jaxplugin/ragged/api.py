@@ -35,7 +35,6 @@ from jaxplugin.ragged import sharding as sharding_lib
 from jaxplugin.ragged.backends import cpu
 from jaxplugin.tables import resolution
 
-WHO: Final = "ragged_dot"
 _F32: Final = np.dtype(np.float32)
 
 
@@ -105,7 +104,7 @@ def ragged_dot(
   See also:
     `jp.ragged_dot_general`, `jp.training.ragged_dot_general`.
   """
-  with error_context.in_function(error_context.who(WHO)):
+  with error_context.in_function(error_context.who(calls.WHO)):
     calls.require_quantized(rhs)
     group_sizes = arguments.integers("group_sizes", group_sizes)
     out = None

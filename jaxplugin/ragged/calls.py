@@ -165,9 +165,7 @@ class _Call(primitive.OperationCall):
 
   def without_origins(self) -> Self:
     """Returns the call without the origins of its sides."""
-    return self.replace(
-      lhs=self.lhs.without_origin(), rhs=self.rhs.without_origin()
-    )
+    return self.with_sides(sides.Side.without_origin)
 
   @property
   def num_rows(self) -> Any:
@@ -232,9 +230,7 @@ class RaggedDotCall(_Call):
 
   def in_usual_order(self) -> RaggedDotCall:
     """Returns the call with deinterleaved values and linear scales."""
-    return self.replace(
-      lhs=in_usual_order(self.lhs), rhs=in_usual_order(self.rhs)
-    )
+    return self.with_sides(in_usual_order)
 
   # Shapes and dtypes.
 

@@ -21,7 +21,6 @@ from jaxplugin.ragged import backends, calls, groups
 from jaxplugin.ragged import sharding as sharding_lib
 from jaxplugin.tables import resolution
 
-WHO: Final = "ragged_dot_general"
 # For each operand: {dimension of its global scale: dimension of the result}.
 _PLACES: Final = {"lhs": {1: 1}, "rhs": {1: 2}}
 
@@ -91,7 +90,7 @@ def ragged_dot_general(
     Array([[30., 30.],
            [ 2.,  2.]], dtype=float32)
   """
-  with error_context.in_function(error_context.who(WHO)):
+  with error_context.in_function(error_context.who(calls.CONTRACTION_WHO)):
     order = Order.of(
       ragged_dot_dimension_numbers,
       arguments.as_operand("lhs", lhs),

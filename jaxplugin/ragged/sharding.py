@@ -243,7 +243,7 @@ def prepared(call: Any) -> Any:
   New arrays drop a side's `square_scale`, as a shard may begin inside of a
   square block.
   """
-  return call.replace(lhs=_prepared(call.lhs), rhs=_prepared(call.rhs))
+  return call.with_sides(_prepared)
 
 
 def _prepared(side: sides.Side) -> sides.Side:
@@ -470,14 +470,12 @@ def compute_contraction(
   """
   taker, axes = mesh_axes.Taker(axis_sizes), assignment.axes
   dtype = call.preferred_element_type
-  call = call.replace(lhs=call.lhs.as_elements(), rhs=call.rhs.as_elements())
+  call = call.with_sides(sides.Side.as_elements)
   num_groups = call.num_groups // taker.count(axes["g"])
   sizes, first_row = _own_sizes(call, axes, taker, num_groups)
   call = call.replace(group_sizes=sizes)
   if first_row is not None:
-    call = call.replace(
-      lhs=_rolled(call.lhs, -first_row), rhs=_rolled(call.rhs, -first_row)
-    )
+    call = call.with_sides(functools.partial(_rolled, by=-first_row))
   if not axes["m"]:
     return local(call)
   part_dtype = call.reduce_dtype or np.dtype(np.float32)

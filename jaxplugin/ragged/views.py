@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Final
 
 import jax
@@ -113,10 +114,7 @@ def _emit(
   target: targets.Target,
 ) -> jax.Array:
   call = call.in_usual_order()
-  call = call.replace(
-    lhs=views.typed(call.lhs, reads_swizzled=False),
-    rhs=views.typed(call.rhs, reads_swizzled=False),
-  )
+  call = call.with_sides(functools.partial(views.typed, reads_swizzled=False))
   view = RaggedCall(call, _problem_of(problem), target, config)
   return adapter.emit_array(view, view.dtype, view.shape)
 
