@@ -13,7 +13,7 @@ npm pack @node-llama-cpp/linux-x64@3.22.1, folder package/bins/linux-x64.
 
 from __future__ import annotations
 
-import ctypes
+import os
 import pathlib
 import sys
 from typing import Any, Final, NamedTuple
@@ -33,6 +33,7 @@ ROOT: Final = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import jaxplugin as jp  # noqa: E402
+from jaxplugin.lab.bench.libraries import ggml_dot  # noqa: E402
 
 M, N, K = 16, 256, 1024
 E4M3: Final = torch.float8_e4m3fn
@@ -268,91 +269,6 @@ def of_deepseek() -> list[Comparison]:
   return found
 
 
-class Ggml:
-  """The quantizer and the CPU matmul of ggml's libraries."""
-
-  def __init__(self, folder: pathlib.Path) -> None:
-    pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
-    count = ctypes.c_int64
-
-    class Init(ctypes.Structure):
-      _fields_ = (
-        ("mem_size", size),
-        ("mem_buffer", pointer),
-        ("no_alloc", ctypes.c_bool),
-      )
-
-    base = ctypes.CDLL(str(folder / "libggml-base.so"), ctypes.RTLD_GLOBAL)
-    (path,) = folder.glob("libggml.v*.so")
-    loader = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
-
-    def function(library: Any, name: str, result: Any, *arguments: Any) -> Any:
-      found = getattr(library, name)
-      found.restype, found.argtypes = result, arguments
-      return found
-
-    library = folder / "libggml-cpu-haswell.so"
-    load = function(loader, "ggml_backend_load", pointer, text)
-    registry = load(str(library).encode())
-    device = function(base, "ggml_backend_reg_dev_get", pointer, pointer, size)
-    start = function(base, "ggml_backend_dev_init", pointer, pointer, text)
-    self._backend = start(device(registry, 0), None)
-    self._memory = function(
-      base, "ggml_backend_get_default_buffer_type", pointer, pointer
-    )(self._backend)
-    self._start = function(base, "ggml_init", pointer, Init)
-    self._init = Init
-    self._tensor = function(
-      *(base, "ggml_new_tensor_2d", pointer),
-      *(pointer, ctypes.c_int, count, count),
-    )
-    self._matmul = function(base, "ggml_mul_mat", pointer, *3 * (pointer,))
-    self._graph = function(base, "ggml_new_graph", pointer, pointer)
-    self._expand = function(
-      base, "ggml_build_forward_expand", None, pointer, pointer
-    )
-    self._allocate = function(
-      base, "ggml_backend_alloc_ctx_tensors_from_buft", pointer, *2 * (pointer,)
-    )
-    transfer = (None, pointer, pointer, size, size)
-    self._write = function(base, "ggml_backend_tensor_set", *transfer)
-    self._read = function(base, "ggml_backend_tensor_get", *transfer)
-    self._compute = function(
-      base, "ggml_backend_graph_compute", ctypes.c_int, pointer, pointer
-    )
-    self._quantize = function(
-      *(base, "ggml_quantize_chunk", size, ctypes.c_int),
-      *(pointer, pointer, count, count, count, pointer),
-    )
-
-  def quantize(self, x: np.ndarray, kind: gguf.GGMLQuantizationType) -> Any:
-    """Returns the blocks of f32[n, k], uint8[n, bytes]."""
-    block, size = gguf.GGML_QUANT_SIZES[kind]
-    n, k = x.shape
-    found = np.zeros((n, k // block * size), np.uint8)
-    self._quantize(kind, x.ctypes.data, found.ctypes.data, 0, n, k, None)
-    return found
-
-  def matmul(
-    self, x: np.ndarray, blocks: np.ndarray, kind: gguf.GGMLQuantizationType
-  ) -> np.ndarray:
-    """Returns x[m, k] @ w.T of the blocks of w [n, k]."""
-    (m, k), n = x.shape, len(blocks)
-    context = self._start(self._init(1 << 20, None, True))
-    w = self._tensor(context, kind, k, n)
-    rows = self._tensor(context, 0, k, m)
-    product = self._matmul(context, w, rows)
-    graph = self._graph(context)
-    self._expand(graph, product)
-    assert self._allocate(context, self._memory)
-    self._write(w, blocks.ctypes.data, 0, blocks.nbytes)
-    self._write(rows, x.ctypes.data, 0, x.nbytes)
-    assert self._compute(self._backend, graph) == 0
-    result = np.empty((m, n), np.float32)
-    self._read(product, result.ctypes.data, 0, result.nbytes)
-    return result
-
-
 # jaxplugin's format and rule of each type.
 GGML: Final = {
   "Q8_0": ("int8_32", "ggml"),
@@ -361,9 +277,10 @@ GGML: Final = {
 }
 
 
-def of_ggml(folder: pathlib.Path) -> tuple[list[Comparison], list[str]]:
+def of_ggml(folder: str) -> tuple[list[Comparison], list[str]]:
   """Compares blocks and matmuls with ggml's."""
-  ggml = Ggml(folder)
+  os.environ[ggml_dot.DIRECTORY] = folder
+  ggml = ggml_dot.Ggml(threads=1)
   x = np.random.default_rng(2).standard_normal((M, K)).astype(np.float32)
   found, lines = [], []
   for name, (format, rule) in GGML.items():
@@ -387,9 +304,11 @@ def of_ggml(folder: pathlib.Path) -> tuple[list[Comparison], list[str]]:
       return f"{float((np.abs(np.asarray(y) - exact) / sums).max()):.1e}"
 
     x_q = jp.quantize(x, "int8_32")
+    run, result = ggml.products(x, blocks, kind)
+    run(0)
     lines.append(
       f"{name}: largest error over sum |x * w|: ggml"
-      f" {error(ggml.matmul(x, blocks, kind))}, jp.linear(f32)"
+      f" {error(result())}, jp.linear(f32)"
       f" {error(jp.linear(x, w_q))}, jp.linear(int8_32)"
       f" {error(jp.linear(x_q, w_q))}"
     )
@@ -400,7 +319,7 @@ def main(arguments: list[str]) -> None:
   found = [*of_compressed_tensors(), *of_torchao(), *of_deepseek()]
   lines: list[str] = []
   if arguments:
-    more, lines = of_ggml(pathlib.Path(arguments[0]))
+    more, lines = of_ggml(arguments[0])
     found += more
   for row in found:
     print(

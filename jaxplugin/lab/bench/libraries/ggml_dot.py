@@ -18,6 +18,7 @@ import ctypes
 import os
 import pathlib
 import types
+from collections.abc import Callable
 from ctypes import c_char_p, c_int, c_int64, c_size_t, c_void_p
 from typing import Any, Final
 
@@ -160,46 +161,76 @@ class Ggml:
         self._buffers[_REPACKED] = extras[i]
       i += 1
 
-  def prepare(self, kind: str, form: str, case: worker.Case) -> worker.Prepared:
-    buffer = self._buffers.get(form or _PLAIN)
+  def quantize(self, x: np.ndarray, number: int) -> np.ndarray:
+    """Quantizes f32[n, k] to blocks of a `ggml_type`, uint8[n, bytes]."""
+    n, k = x.shape
+    x = np.ascontiguousarray(x)
+    found = np.zeros((n, self.c.ggml_row_size(number, k)), np.uint8)
+    self.c.ggml_quantize_chunk(
+      number, x.ctypes.data, found.ctypes.data, 0, n, k, None
+    )
+    return found
+
+  def products(
+    self,
+    x: np.ndarray,
+    blocks: np.ndarray,
+    number: int,
+    *,
+    form: str = _PLAIN,
+    copies: int = 1,
+  ) -> tuple[Callable[[int], None], Callable[[], np.ndarray]]:
+    """Returns functions that multiply, and that return the result [m, n].
+
+    Args:
+      x: f32[m, k].
+      blocks: weights [n, k], from `quantize`.
+      number: the `ggml_type` of the weights.
+      form: a layout of `KINDS`.
+      copies: number of copies of the weights. The first function multiplies
+        with copy i, and the second one returns the product with copy 0.
+    """
+    buffer = self._buffers.get(form)
     if buffer is None:
       raise NotImplementedError("this build has no repacked layouts")
-    c, number = self.c, _TYPES[kind]
-    (m, k), n = case.lhs.shape, len(case.rhs)
-    rhs = np.ascontiguousarray(case.rhs)
-    quantized = np.zeros(c.ggml_row_size(number, k) * n, np.uint8)
-    weights = np.empty((n, k), np.float32)
-    c.ggml_quantize_chunk(
-      number, rhs.ctypes.data, quantized.ctypes.data, 0, n, k, None
-    )
-    getattr(c, f"dequantize_row_{kind}")(
-      quantized.ctypes.data, weights.ctypes.data, weights.size
-    )
-    plain = self._buffers[_PLAIN]
+    c, plain = self.c, self._buffers[_PLAIN]
+    (m, k), n = x.shape, len(blocks)
     lhs = _Tensors(c)
-    x = c.ggml_new_tensor_2d(lhs.context, _F32, k, m)
-    lhs.allocate(plain, x, np.ascontiguousarray(case.lhs))
-    products = []
-    for _ in range(case.copies):
+    rows = c.ggml_new_tensor_2d(lhs.context, _F32, k, m)
+    lhs.allocate(plain, rows, np.ascontiguousarray(x))
+    made = []
+    for _ in range(copies):
       copy, product = _Tensors(c), _Tensors(c)
       w = c.ggml_new_tensor_2d(copy.context, number, k, n)
-      copy.allocate(buffer, w, quantized)
-      y = c.ggml_mul_mat(product.context, w, x)
+      copy.allocate(buffer, w, blocks)
+      y = c.ggml_mul_mat(product.context, w, rows)
       graph = c.ggml_new_graph(product.context)
       c.ggml_build_forward_expand(graph, y)
       product.allocate(plain)
-      products.append((graph, y, (lhs, copy, product)))
+      made.append((graph, y, (lhs, copy, product)))
 
     def run(i: int) -> None:
-      graph, *_ = products[i % len(products)]
+      graph, *_ = made[i % len(made)]
       if c.ggml_backend_graph_compute(self._backend, graph):
         raise RuntimeError("ggml_backend_graph_compute failed")
 
     def result() -> np.ndarray:
       y = np.empty((m, n), np.float32)
-      c.ggml_backend_tensor_get(products[0][1], y.ctypes.data, 0, y.nbytes)
+      c.ggml_backend_tensor_get(made[0][1], y.ctypes.data, 0, y.nbytes)
       return y
 
+    return run, result
+
+  def prepare(self, kind: str, form: str, case: worker.Case) -> worker.Prepared:
+    number = _TYPES[kind]
+    blocks = self.quantize(case.rhs, number)
+    weights = np.empty(case.rhs.shape, np.float32)
+    getattr(self.c, f"dequantize_row_{kind}")(
+      blocks.ctypes.data, weights.ctypes.data, weights.size
+    )
+    run, result = self.products(
+      case.lhs, blocks, number, form=form or _PLAIN, copies=case.copies
+    )
     return worker.Prepared(run=run, result=result, weights=weights)
 
 
