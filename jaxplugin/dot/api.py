@@ -258,9 +258,8 @@ def _with_epilogue(
   first = second = None
   if len(scales) == 2 and not any(scale.ndim for scale in scales):
     first, second = map(jax.lax.stop_gradient, scales)
-  call = call.replace(
-    lhs=call.lhs.replace(global_scale=None),
-    rhs=call.rhs.replace(global_scale=None),
+  call = call.with_sides(
+    lambda side: side.replace(global_scale=None),
     global_scale=factor,
     global_power=power,
     first_global_scale=first,

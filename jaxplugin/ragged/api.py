@@ -477,9 +477,8 @@ def _with_epilogue(call: calls.RaggedDotCall, bias: Any) -> calls.RaggedDotCall:
       for scale in scales
     ]
   factor, power = epilogue.product(scales)
-  return call.replace(
-    lhs=call.lhs.replace(global_scale=None),
-    rhs=call.rhs.replace(global_scale=None),
+  return call.with_sides(
+    lambda side: side.replace(global_scale=None),
     global_scale=factor,
     global_power=power,
     bias=bias,

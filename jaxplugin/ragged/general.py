@@ -368,9 +368,8 @@ def _with_global_scale(
     side.global_scale_in(_PLACES[side.name], 3) for side in (call.lhs, call.rhs)
   ]
   factor, power = epilogue.product([x for x in scales if x is not None])
-  return call.replace(
-    lhs=call.lhs.replace(global_scale=None),
-    rhs=call.rhs.replace(global_scale=None),
+  return call.with_sides(
+    lambda side: side.replace(global_scale=None),
     global_scale=factor,
     global_power=power,
   )
