@@ -427,24 +427,20 @@ def main(argv: Sequence[str] | None = None) -> int:
   counts = dict.fromkeys(areas, 0)
   failures = 0
   cases = itertools.count() if args.case is None else (args.case,)
-  for case in cases:
-    for area in areas:
-      if args.case is None and time.monotonic() > end:
-        break
-      counts[area] += 1
-      message = run_case(area, seed, case)
-      if message:
-        failures += 1
-        print(
-          f"FAILED: python tools/fuzz.py --seed {seed} --only {area} --case"
-          f" {case}\n  {message[:_MOST_SHOWN]}",
-          flush=True,
-        )
-    else:
-      if case % _CASES_A_CACHE == 0:
-        jax.clear_caches()  # programs of earlier cases are not used again
-      continue
-    break
+  for case, area in ((case, area) for case in cases for area in areas):
+    if args.case is None and time.monotonic() > end:
+      break
+    counts[area] += 1
+    message = run_case(area, seed, case)
+    if message:
+      failures += 1
+      print(
+        f"FAILED: python tools/fuzz.py --seed {seed} --only {area} --case"
+        f" {case}\n  {message[:_MOST_SHOWN]}",
+        flush=True,
+      )
+    if case % _CASES_A_CACHE == 0:
+      jax.clear_caches()  # programs of earlier cases are not used again
   cases = ", ".join(f"{count} of {area}" for area, count in counts.items())
   print(f"seed {seed}: {failures} failures in cases: {cases}")
   return 1 if failures else 0
