@@ -160,14 +160,12 @@ def bytes_of(avals: Iterable[Any]) -> float | None:
   return total
 
 
-def in_words(num_bytes: float, flops: float, seconds: float | None) -> str:
+def in_words(num_bytes: float, flops: float, seconds: float) -> str:
   """Returns text such as "1.2 GB, 3.4 TFLOP, at least 5.6 us"."""
   parts = [_with_prefix(num_bytes, "B")]
   if flops:
     parts.append(_with_prefix(flops, "FLOP"))
-  if seconds is not None:
-    parts.append(f"at least {time_in_words(seconds)}")
-  return ", ".join(parts)
+  return ", ".join([*parts, f"at least {time_in_words(seconds)}"])
 
 
 def _with_prefix(number: float, unit: str) -> str:
