@@ -58,6 +58,7 @@ from jaxplugin.core.formats import MXFP6_E3M2 as MXFP6_E3M2
 from jaxplugin.core.formats import MXFP8 as MXFP8
 from jaxplugin.core.formats import MXFP8_E5M2 as MXFP8_E5M2
 from jaxplugin.core.formats import MXINT8 as MXINT8
+from jaxplugin.core.formats import NF4 as NF4
 from jaxplugin.core.formats import NVFP4 as NVFP4
 from jaxplugin.core.formats import UINT4_32_MIN as UINT4_32_MIN
 from jaxplugin.core.formats import UINT4_128 as UINT4_128
@@ -132,6 +133,7 @@ __all__ = [
   "MXFP8",
   "MXFP8_E5M2",
   "MXINT8",
+  "NF4",
   "NVFP4",
   "UINT4_32_MIN",
   "UINT4_128",

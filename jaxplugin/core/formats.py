@@ -5,7 +5,8 @@
 A block-scaled array stores low-precision `values` and one `scale` for every
 `block_size` consecutive values along one axis, or for a block of several rows.
 A value represents `value * scale` (times one f32 `global_scale` for NVFP4).
-Formats of integers may also have a zero point or a minimum for each block.
+Formats of integers may also have a zero point or a minimum for each block, or a
+codebook that a 4-bit code indexes.
 Everything that other modules need from a format is a field or a property of
 `BlockFormat`.
 
@@ -17,6 +18,7 @@ DeepSeek-V3 technical report (arXiv 2412.19437), section 3.3.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import ml_dtypes
@@ -117,9 +119,13 @@ class BlockFormat:
     code_offset: codes are stored values plus this number. It is 0 for signed
       codes. Unsigned codes have 8 for int4 and 128 for int8, and need an
       offset_dtype.
+    codebook: None, or 16 floats of f32 that int4 values index: a value is
+      codebook[stored + 8] * scale. The scales are float32, bfloat16 or float16.
+      A format with a codebook has no fraction_bits, offset_dtype or square
+      blocks.
 
   Raises:
-    TypeError: If a dtype is not listed above.
+    TypeError: If a dtype is not listed above, or codebook is not a sequence.
     ValueError: If another field is invalid, or if there is a global scale for
       scales that cover the range of the values without it.
 
@@ -146,6 +152,7 @@ class BlockFormat:
   fraction_bits: int = 0
   offset_dtype: np.dtype | None = None
   code_offset: int = 0
+  codebook: tuple[float, ...] | None = None
 
   def __post_init__(self) -> None:
     for field, allowed in (
@@ -195,6 +202,41 @@ class BlockFormat:
         " has_global_scale out"
       )
     self._validate_offset()
+    if self.codebook is not None:
+      self._validate_codebook()
+
+  def _validate_codebook(self) -> None:
+    given = self.codebook
+    if not isinstance(given, Sequence) or isinstance(given, str):
+      raise TypeError(
+        "BlockFormat: codebook must be None or a sequence of 16 floats, got"
+        f" {error_context.shown(given)}"
+      )
+    entries = tuple(map(float, given))
+    object.__setattr__(self, "codebook", entries)
+    with np.errstate(over="ignore"):
+      are_f32 = all(
+        np.isfinite(x) and float(np.float32(x)) == x for x in entries
+      )
+    if (
+      len(entries) != 1 << formats.INT4.bits or not are_f32 or not any(entries)
+    ):
+      raise ValueError(
+        "BlockFormat: codebook must have 16 finite numbers that f32 holds, not"
+        f" all of them 0, got {list(entries)} for {self.name}. Round them with"
+        " numpy.float32"
+      )
+    if (
+      self.values_dtype != INT4
+      or self.fraction_bits
+      or self.offset_dtype is not None
+      or self.scale_dtype not in FLOAT_DTYPES
+    ):
+      raise ValueError(
+        "BlockFormat: codebook must be None unless values are int4 without"
+        " fraction_bits and offset_dtype, with float32, bfloat16 or float16"
+        f" scales, got a codebook for {self.name}. Leave codebook out"
+      )
 
   def _validate_offset(self) -> None:
     unsigned = 1 << (self.value_bits - 1)
@@ -274,6 +316,11 @@ class BlockFormat:
     return named(dataclasses.replace(self, offset_dtype=None, code_offset=0))
 
   @property
+  def scales_codes(self) -> bool:
+    """Whether a value is its code times its scale: no offset, no codebook."""
+    return self.offset_dtype is None and self.codebook is None
+
+  @property
   def has_zero_points(self) -> bool:
     """Whether each block has an integer that `scale` does not multiply."""
     return self.offset_dtype is not None and self.offset_dtype.kind in "iu"
@@ -288,7 +335,7 @@ class BlockFormat:
   def facts(self) -> formats.Format:
     """The record of the format that kernels read."""
     assert self.block_size and self.block_rows == 1
-    assert self.offset_dtype is None
+    assert self.scales_codes
     return formats.Format(
       name=self.name,
       element=self.values_encoding,
@@ -369,7 +416,7 @@ class BlockFormat:
   @property
   def exact_in_bf16(self) -> bool:
     """Whether bf16 holds every dequantized value."""
-    if self.offset_dtype is not None:
+    if not self.scales_codes:
       return False
     significand = _significand_bits(self.values_dtype)
     if not self.scale_is_power_of_two:
@@ -380,7 +427,7 @@ class BlockFormat:
   def codes_are_exact_in_bf16(self) -> bool:
     """Whether bf16 holds every value before it is multiplied by its scale."""
     significand = _significand_bits(self.values_dtype)
-    return self.offset_dtype is None and significand <= BF16_SIGNIFICAND_BITS
+    return self.scales_codes and significand <= BF16_SIGNIFICAND_BITS
 
   @property
   def is_standard(self) -> bool:
@@ -473,6 +520,32 @@ UINT4_128_BF16: Final = _named(
 UINT4_32_MIN: Final = _named(
   "uint4_32_min", INT4, F16, 32, offset_dtype=F16, code_offset=8
 )
+# Dettmers et al., "QLoRA" (arXiv 2305.14314), appendix E; the entries and the
+# block size are those of bitsandbytes (`get_4bit_type`).
+NF4: Final = _named(
+  "nf4",
+  INT4,
+  F32,
+  64,
+  codebook=(
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+  ),
+)
 # OCP MX v1.0, section 5.3.4.
 MXINT8: Final = _named("mxint8", INT8, E8M0, 32, fraction_bits=6)
 # Formats that all kernels support.
@@ -496,6 +569,7 @@ NAMED: Final = (
   UINT4_128,
   UINT4_128_BF16,
   UINT4_32_MIN,
+  NF4,
 )
 
 

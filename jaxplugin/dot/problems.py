@@ -311,6 +311,8 @@ def _side_fields(name: str, side: SideProblem) -> dict[str, Any] | None:
     named = resolution.FORMATS.get(side.format.name)
     if named is None or _blocked(named, side.format.block_size) != side.format:
       return None
+    if named.codebook is not None:
+      return None  # no measured program makes operands of it
     if not named.block_size:
       fields[f"{name}_block_size"] = side.format.block_size
     if side.dtype != side.format.array_dtype:

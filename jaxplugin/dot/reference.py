@@ -67,7 +67,8 @@ def oracle_dequantize(
 ) -> np.ndarray:
   """Returns f64 `values * repeat(scale, block_size, axis)`, exactly.
 
-  Integers with fraction_bits count units of 2**-fraction_bits.
+  Integers with fraction_bits count units of 2**-fraction_bits. Values of a
+  format with a codebook index it.
 
   Args:
     values: format.values_dtype[..., k, ...], or uint8 packed along `axis`. FP6
@@ -91,6 +92,8 @@ def oracle_dequantize(
   scale = np.take(scale, np.arange(blocks), axis=axis).astype(np.float64)
   scale = np.repeat(scale, block_size, axis=axis)
   scale = np.take(scale, np.arange(k), axis=axis)
+  if format.codebook is not None:
+    values = np.asarray(format.codebook)[values.astype(int) + 8]
   with np.errstate(invalid="ignore"):
     return values.astype(np.float64) * scale * 2.0**-format.fraction_bits
 

@@ -506,7 +506,7 @@ def _quantized(
   if (
     out.scale_rounding not in arguments.SCALE_ROUNDINGS
     or format.is_square
-    or format.offset_dtype is not None
+    or not format.scales_codes
     or len(block_sizes) > 1
     or (format.may_be_short and any(n % b for n in sizes for b in block_sizes))
   ):
@@ -515,7 +515,7 @@ def _quantized(
     return [out_format_lib.quantized(who, y, out, source), *sums]
   y_type: Any = jax.ShapeDtypeStruct(shape, np.float32)
   arguments.validate(who, y_type, format, axes, out.scale_rounding)
-  arguments.validate_key(who, out.key)
+  arguments.validate_key(who, out.key, format)
   packed = arguments.whether_packed(who, out.packed, format, sizes[0])
   if source is None:
     x, more, global_scale = tangents.without_derivative(

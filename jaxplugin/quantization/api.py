@@ -118,7 +118,7 @@ def quantize(
   rule = arguments.package_rule(who, scale_rounding, format)
   rounding: ScaleRounding = "floor" if scale_rounding == "floor" else "up"
   arguments.validate(who, x, format, (axis,), rounding)
-  arguments.validate_key(who, key)
+  arguments.validate_key(who, key, format)
   packed = arguments.whether_packed(who, packed, format, x.shape[axis])
   arguments.validate_batch_dims(who, batch_dims, x.ndim, axis)
   arguments.validate_scale_layout(
@@ -392,7 +392,7 @@ def _quantize(
   x, global_scale = _without_derivative("quantize", x, global_scale)
   size = x.shape[axis]
   format = format.along(size)
-  if format.offset_dtype is not None or rule is not None:
+  if not format.scales_codes or rule is not None:
     values, scale, offset = integers.quantize_integers(
       x, key, format, axis, packed, rule
     )

@@ -15,7 +15,7 @@ NEW = (
   *(
     format
     for format in formats.NAMED[len(formats.KNOWN) :]
-    if format.offset_dtype is None
+    if format.scales_codes
   ),
   jp.BlockFormat(name="int4_64", values_dtype=ml_dtypes.int4,
     scale_dtype=np.float32, block_size=64),

@@ -42,8 +42,15 @@ def float_array(who: str, x: Any) -> jax.Array:
   return x
 
 
-def validate_key(who: str, key: Any) -> None:
-  """Raises TypeError unless `key` is None, a typed key or a raw uint32 key."""
+def validate_key(
+  who: str, key: Any, format: formats.BlockFormat | None = None
+) -> None:
+  """Checks the key of stochastic rounding.
+
+  Raises:
+    TypeError: If `key` is neither None, a typed key nor a raw uint32 key.
+    ValueError: If `format` has a codebook, whose rounding has no key.
+  """
   dtype = getattr(key, "dtype", None)
   is_key = dtype is not None and (
     key.ndim == 0
@@ -54,6 +61,11 @@ def validate_key(who: str, key: Any) -> None:
     raise TypeError(
       f"{who}: key must be one jax.random key, got {error_context.shown(key)}."
       " Pass jax.random.key(seed), or map the function over keys by jax.vmap"
+    )
+  if key is not None and format is not None and format.codebook:
+    raise ValueError(
+      f"{who}: key must be None for {format}, whose values are the nearest"
+      " entries of a codebook, got a key. Leave key out"
     )
 
 
@@ -120,14 +132,14 @@ def package_rule(
     not format.is_integer
     or format.fraction_bits
     or format.scale_is_power_of_two
-    or format.offset_dtype is not None
+    or not format.scales_codes
     or format.is_square
   ):
     raise ValueError(
       f'{who}: scale_rounding must be "up" or "floor" unless the format has'
       " integers with floating-point scales, in blocks of one row, without an"
-      f" offset, got {error_context.shown(scale_rounding)} for {format}. Leave"
-      " scale_rounding out"
+      f" offset or a codebook, got {error_context.shown(scale_rounding)} for"
+      f" {format}. Leave scale_rounding out"
     )
   return scale_rounding
 

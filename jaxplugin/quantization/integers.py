@@ -4,9 +4,9 @@
 
 The page "Numerics" documents the rules. Zero points follow torchao's
 `choose_qparams_affine`, and minima follow ggml's `quantize_row_q4_1_ref`.
-Formats without an offset follow one of `PACKAGE_RULES`: ggml's
-`quantize_row_q8_0_ref` and `quantize_row_q4_0_ref`, or compressed-tensors'
-`calculate_qparams`.
+Codebooks follow bitsandbytes' `quantize_4bit`. Other formats without an offset
+follow one of `PACKAGE_RULES`: ggml's `quantize_row_q8_0_ref` and
+`quantize_row_q4_0_ref`, or compressed-tensors' `calculate_qparams`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def quantize_integers(
     format: a format of integers with a known block size.
     axis: the blocked axis, at least 0.
     packed: whether two 4-bit values are packed a byte along `axis`.
-    rule: one of `PACKAGE_RULES`; None if the format has an `offset_dtype`.
+    rule: one of `PACKAGE_RULES`; None if the format has an `offset_dtype` or
+      a `codebook`.
   """
   with jax.named_scope(f"{x.dtype.name} to {format} by xla"):
     return _quantize(x, key, format, axis, packed, rule)
@@ -85,7 +86,10 @@ def _quantize(
   low = jnp.min(blocks, axis + 1, keepdims=True)
   high = jnp.max(blocks, axis + 1, keepdims=True)
   offset: jax.Array | None = None
-  if rule == "ggml":
+  if format.codebook is not None:
+    amax = jnp.maximum(high, -low)
+    code, scale_codes = _nearest_entries(blocks, amax, format)
+  elif rule == "ggml":
     code, scale_codes = _by_ggml(blocks, axis + 1, noise, format)
   elif rule == "compressed_tensors":
     amax = jnp.maximum(high, -low)
@@ -132,6 +136,31 @@ def _divided(
   step = codes.from_codes(scale_codes, format.scale_dtype).astype(jnp.float32)
   quotient = codes.divide(x, jnp.broadcast_to(step, x.shape))
   return jnp.round(quotient) if noise is None else jnp.floor(quotient + noise)
+
+
+def _nearest_entries(
+  blocks: jax.Array, amax: jax.Array, format: formats.BlockFormat
+) -> tuple[jax.Array, jax.Array]:
+  """Returns codes and scale codes such that the largest entry becomes amax.
+
+  A quotient between two entries gets the lower one, unless it is above their
+  midpoint.
+  """
+  entries = np.asarray(format.codebook, np.float32)
+  largest = float(np.abs(entries).max())
+  scale_codes, _ = _scale_of(amax, largest, format)
+  scale = codes.from_codes(scale_codes, format.scale_dtype).astype(jnp.float32)
+  # The reciprocal of a large scale would be subnormal.
+  unit = jnp.where(scale > 2.0**64, jnp.float32(2.0**-64), jnp.float32(1))
+  inverse = codes.divide(jnp.where(scale == 0, jnp.float32(0), 1), scale * unit)
+  quotient = (blocks * unit) * inverse
+  order = np.argsort(entries, stable=True)
+  ordered = entries[order]
+  code = jnp.full_like(quotient, order[0], jnp.int32)
+  # The midpoints ascend, so the last one below the quotient decides.
+  for i, midpoint in enumerate((ordered[:-1] + ordered[1:]) / np.float32(2)):
+    code = jnp.where(quotient > midpoint, order[i + 1], code)
+  return code + format.code_range[0], scale_codes
 
 
 def _by_ggml(

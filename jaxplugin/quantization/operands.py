@@ -137,8 +137,8 @@ def prologue_refusal(
       return f"{what} needs a global scale over axes {list(spec.axis_name)}"
     if spec.options != problems.NO_OPTIONS:
       return f"{what} needs its values {spec.options}, which no kernel fuses"
-    if spec.format.offset_dtype is not None:
-      return "no kernel fuses it with zero points or minima"
+    if not spec.format.scales_codes:
+      return "no kernel fuses it with zero points, minima or a codebook"
     if spec.format.is_square:
       return f"{what} needs square blocks of {spec.format}"
     if spec.format != first.format:

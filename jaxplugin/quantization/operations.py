@@ -181,7 +181,7 @@ def dequantize_raw(
 
   If the size of `axis` is not a multiple of the block size, the last scale
   covers the remainder. With the `offset` of a format, the zero points or minima
-  of blocks are applied.
+  of blocks are applied. Values of a format with a codebook index it.
   """
   if format.has_pairs and values.dtype == formats.PACKED:
     values = layouts.unpack_fp4(values, axis=axis, dtype=format.values_dtype)
@@ -207,6 +207,11 @@ def dequantize_raw(
 
 
 def _as_f32(values: jax.Array, format: formats.BlockFormat) -> jax.Array:
+  if format.codebook is not None:
+    code = values.astype(jnp.int32) - format.code_range[0]
+    # Selects keep the sharding of `code`, which a gather would have to repeat.
+    entries = (jnp.full_like(code, x, jnp.float32) for x in format.codebook)
+    return lax.select_n(code, *entries)
   if format.array_dtype == format.values_dtype:
     unit = jnp.float32(2.0**-format.fraction_bits)
     result = values.astype(jnp.float32)

@@ -169,7 +169,7 @@ class OutFormat:
     global_scale = arguments.given_global_scale(
       where, out.global_scale, out.block_format
     )
-    arguments.validate_key(where, out.key)
+    arguments.validate_key(where, out.key, out.block_format)
     return dataclasses.replace(out, global_scale=global_scale)
 
   @classmethod

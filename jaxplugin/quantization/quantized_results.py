@@ -199,8 +199,8 @@ def refusal(shape: Sequence[Any], out: out_format.OutFormat) -> str:
     return "the result is empty"
   if format.is_square:
     return f"blocks of {format} have {format.block_rows} rows"
-  if format.offset_dtype is not None:
-    return f"blocks of {format} have zero points or minima"
+  if not format.scales_codes:
+    return f"{format} has zero points, minima or a codebook"
   if out.scale_rounding not in arguments.SCALE_ROUNDINGS:
     return f"it does not round scales like {out.scale_rounding}"
   if shape[-1] % format.along(shape[-1]).block_size:

@@ -276,7 +276,7 @@ class FusedTest(parameterized.TestCase):
     (OUT["axes"][0], "along two axes"),
     (OutFormat("mxfp8", axis=0), "axis 0, which is not the last"),
     (OUT["square"][0], "blocks of square have 16 rows"),
-    (OUT["minima"][0], "zero points or minima"),
+    (OUT["minima"][0], "uint4_32_min has zero points, minima or a codebook"),
     (OUT["ggml"][0], "round scales like ggml"),
   )
   def test_refused_results_are_quantized_separately(self, out, reason):

@@ -615,6 +615,9 @@ def _magnitudes(side: sides.Side) -> sides.Side:
   """Clears the signs of a quantized operand's values."""
   format = side.format
   assert format is not None
+  if format.codebook is not None:
+    entries = tuple(map(abs, format.codebook))
+    return side.replace(format=dataclasses.replace(format, codebook=entries))
   is_fp4 = format.is_fp4
   side = side.as_elements()
   values = side.values

@@ -194,6 +194,8 @@ def format_refusal(
   )
   if not is_known or format.is_square:
     return f"reads the values and scales of jp.BlockFormat, got {format}"
+  if format.codebook is not None:
+    return f"reads values without a codebook, got {format}"
   size = format.block_size
   assert size is not None
   if size % _BLOCK_GRANULE and (k is None or size < k):

@@ -240,9 +240,15 @@ def resolve_format(who: str, format: Any, name: str) -> formats.BlockFormat:
   """Returns the format of an argument, to which products can quantize.
 
   Raises:
-    NotImplementedError: If the format has zero points or minima.
+    NotImplementedError: If the format has zero points, minima or a codebook.
   """
   format = formats.resolve(who, format, name)
+  if format.codebook is not None:
+    raise NotImplementedError(
+      f"{who}: {name} must have no codebook, got {format}. Pass"
+      f" {formats.INT4_32}, or quantize with jp.quantize and multiply with"
+      " jp.block_scaled_dot"
+    )
   if format.offset_dtype is not None:
     raise NotImplementedError(
       f"{who}: {name} must have no zero points or minima, got {format}. Pass"

@@ -201,7 +201,7 @@ def _scales_rows(problem: problems.DotProblem) -> bool:
   return not problem.fastest_precision and all(
     side.format is not None
     and side.format.values_dtype == formats.E4M3
-    and side.format.offset_dtype is None
+    and side.format.scales_codes
     and not side.format.scale_is_power_of_two
     and problem.k is not None
     and side.format.block_size >= problem.k

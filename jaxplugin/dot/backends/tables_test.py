@@ -741,7 +741,11 @@ class FieldsTest(parameterized.TestCase):
       scale_is_padded=True,
       is_interleaved=True,
     )
-    blocked = [format.along(96).of_rows() for format in formats.NAMED]
+    blocked = [
+      format.along(96).of_rows()
+      for format in formats.NAMED
+      if format.codebook is None
+    ]
     for changes in (
       {},
       dict(lhs=jp.NVFP4, rhs=jp.NVFP4, batch=7, global_scale="scalar"),

@@ -119,8 +119,9 @@ def operands_refusal(problem: Any) -> decisions.Unsupported | None:
   for format in (problem.lhs.format, problem.rhs.format):
     if format is not None and _readable_format(format) is None:
       return decisions.Unsupported(
-        "kernels read FP8, FP6, FP4, INT8, INT4 and MXINT8 values with E8M0,"
-        f" E4M3, E5M2, f32, bf16 or f16 scales, got {format}"
+        "kernels read FP8, FP6, FP4, INT8, INT4 and MXINT8 values without a"
+        " codebook, with E8M0, E4M3, E5M2, f32, bf16 or f16 scales, got"
+        f" {format}"
       )
   with_m = dataclasses.replace(problem, m=problem.m or 1)
   if not with_m.sizes_are_static:
@@ -144,6 +145,7 @@ def _readable_format(
   if (
     format.values_dtype not in formats.VALUES_DTYPES
     or format.scale_dtype not in formats.SCALE_DTYPES
+    or format.codebook is not None
   ):
     return None
   return kernel_formats.readable(

@@ -1,0 +1,250 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Formats with a codebook, against NumPy and bitsandbytes' algorithm."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.dot import reference
+
+# bitsandbytes' fp4: not in order, and with a zero of each sign.
+FP4 = tuple(
+  float(np.float32(x) / np.float32(12))
+  for sign in (1, -1)
+  for x in sign * np.array([0, 0.0625, 8, 12, 4, 6, 2, 3])
+)
+BNB_FP4 = dataclasses.replace(jp.NF4, name="bnb_fp4", codebook=FP4)
+# The codebook of GGUF's IQ4_NL (`kvalues_iq4nl` in ggml-common.h).
+IQ4 = jp.BlockFormat(
+  name="iq4",
+  values_dtype=ml_dtypes.int4,
+  scale_dtype=np.float16,
+  block_size=32,
+  codebook=(
+    *(-127, -104, -83, -65, -49, -35, -22, -10),
+    *(1, 13, 25, 38, 53, 69, 89, 113),
+  ),
+)
+F32_MAX = np.finfo(np.float32).max
+F32_TINY = np.finfo(np.float32).tiny
+F32_EPSILON = 2.0**-24
+
+
+def odd_numbers(n, k):
+  """Returns f32[n, k], n > 6, with special first rows."""
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(n, k)) * np.exp(2 * rng.normal(size=(n, k)))
+  x = x.astype(np.float32)
+  x[0] = 0
+  x[1] = np.sign(x[1]) * F32_MAX
+  x[2] *= 1e-37
+  x[3, -1] = np.nan
+  x[4, 0] = -np.inf
+  x[5] *= np.float32(1e38) / np.abs(x[5]).max()  # 1 / scale is subnormal
+  return x
+
+
+@np.errstate(all="ignore")
+def by_bitsandbytes(x, codebook):
+  """Returns codes and absmax of f32[n, k], as `quantize_4bit` computes them.
+
+  `_get_4bit_quantize_bounds` and `quantize_4bit` of bitsandbytes 0.50.2,
+  backends/default/ops.py, for blocks of 64: torch.bucketize is searchsorted.
+  """
+  code = np.asarray(codebook, np.float32)
+  order = np.argsort(code, kind="stable")
+  bounds = (code[order[:-1]] + code[order[1:]]) / np.float32(2)
+  blocks = x.reshape(len(x), -1, 64)
+  absmax = np.abs(blocks).max(-1)
+  inverse = np.float32(1) / np.maximum(absmax, np.float32(1e-38))
+  scaled = np.clip(blocks * inverse[..., None], -1, 1)
+  found = np.searchsorted(bounds, scaled.astype(np.float32), side="left")
+  return order[found].reshape(x.shape), absmax
+
+
+class CodebookTest(parameterized.TestCase):
+  @parameterized.parameters(jp.NF4, BNB_FP4)
+  def test_bits_are_those_of_bitsandbytes(self, format):
+    x = odd_numbers(40, 192)
+    # Ties: each midpoint of two entries, in a block whose absmax is 1.
+    entries = np.sort(np.asarray(format.codebook, np.float32))
+    x[6] = 0
+    x[6, :15] = (entries[1:] + entries[:-1]) / np.float32(2)
+    x[6, 15] = -1
+    codes, absmax = by_bitsandbytes(x, format.codebook)
+    found = jp.quantize(x, format)
+    is_bad = ~np.isfinite(absmax)
+    np.testing.assert_array_equal(np.isnan(found.scale), is_bad)
+    # jaxplugin treats f32 subnormals as 0.
+    absmax = np.where(absmax < F32_TINY, np.float32(0), absmax)
+    np.testing.assert_array_equal(
+      np.asarray(found.scale)[~is_bad], absmax[~is_bad]
+    )
+    stored = np.asarray(found.unpack().values).astype(int) + 8
+    is_exact = np.repeat(~is_bad & (absmax > 0), 64, -1)
+    is_exact &= (np.abs(x) >= F32_TINY) | (x == 0)
+    np.testing.assert_array_equal(stored[is_exact], codes[is_exact])
+
+  @parameterized.parameters(jp.NF4, BNB_FP4, IQ4)
+  def test_nearest_entry_is_found(self, format):
+    x = odd_numbers(40, 192)[6:]
+    found = jp.quantize(x, format)
+    size, entries = format.block_size, np.asarray(format.codebook)
+    scale = np.repeat(np.asarray(found.scale, np.float64), size, -1)
+    error = np.abs(x[..., None] - scale[..., None] * entries)
+    got = np.abs(np.asarray(found.dequantize(), np.float64) - x)
+    # The quotient of f32 may fall on the other side of a midpoint.
+    slack = 4 * F32_EPSILON * scale * np.abs(entries).max()
+    np.testing.assert_array_less(got - error.min(-1), slack)
+
+  @parameterized.parameters(jp.NF4, BNB_FP4, IQ4)
+  def test_dequantize_is_entry_times_scale(self, format):
+    rng = np.random.default_rng(1)
+    codes = rng.integers(0, 16, (6, 192))
+    codes[0, :16] = np.arange(16)
+    blocks = 192 // format.block_size
+    scale = rng.uniform(-2, 2, (6, blocks)).astype(format.scale_dtype)
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8) ^ 0x88
+    array = jp.ScaledArray(packed, scale, None, format)
+    entries = np.asarray(format.codebook, np.float32)[codes]
+    factors = np.repeat(scale.astype(np.float32), format.block_size, -1)
+    expected = entries * factors
+    np.testing.assert_array_equal(array.dequantize(), expected)
+    np.testing.assert_array_equal(
+      array.unpack().T.dequantize(), np.transpose(expected)
+    )
+    np.testing.assert_array_equal(
+      reference.oracle_dequantize(packed, scale, format),
+      entries.astype(np.float64) * factors,
+    )
+
+  def test_other_axes_and_short_blocks_have_the_same_bits(self):
+    x = odd_numbers(20, 200)[6:].reshape(2, 7, 200)
+    rows = jp.quantize(x, "nf4")
+    columns, again = jp.quantize_both(x, "nf4", axes=(0, 2))
+    of_layers = [jp.quantize(layer, "nf4") for layer in x]
+    turned = jp.quantize(x.transpose(0, 2, 1), "nf4", axis=1)
+    for other in (again, jp.stack(of_layers), turned.transpose(0, 2, 1)):
+      jax.tree.map(np.testing.assert_array_equal, other.unpack(), rows.unpack())
+    self.assertEqual(columns.axis, 0)
+    with_zeros = jp.quantize(np.pad(x, [(0, 0), (0, 0), (0, 56)]), "nf4")
+    np.testing.assert_array_equal(
+      with_zeros.dequantize()[..., :200], rows.dequantize()
+    )
+
+  def test_exported_program_keeps_the_codebook(self):
+    w = jp.quantize(odd_numbers(20, 64)[6:], BNB_FP4)
+    exported = jax.export.export(jax.jit(jp.dequantize))(w)
+    loaded = jax.export.deserialize(exported.serialize())
+    np.testing.assert_array_equal(loaded.call(w), w.dequantize())
+
+  @parameterized.parameters(
+    (dict(codebook=4), TypeError, "sequence of 16 floats, got 4"),
+    (dict(codebook="sixteen"), TypeError, "sequence of 16 floats, got 'six"),
+    (dict(codebook=FP4[:15]), ValueError, r"16 finite .*-0\.16\d+\] for f"),
+    (dict(codebook=(0.1, *FP4[1:])), ValueError, r"f32 holds, .* got \[0\.1"),
+    (dict(codebook=(np.inf, *FP4[1:])), ValueError, r"finite.*got \[inf"),
+    (dict(codebook=(1e39, *FP4[1:])), ValueError, r"f32.*got \[1e\+39"),
+    (dict(codebook=(0,) * 16), ValueError, "not all of them 0"),
+    (dict(values_dtype=np.int8), ValueError, "None unless values are int4"),
+    (dict(fraction_bits=1), ValueError, "without fraction_bits"),
+    (dict(offset_dtype=np.int8), ValueError, "and offset_dtype, with"),
+    (dict(scale_dtype=ml_dtypes.float8_e8m0fnu), ValueError, "float16 scales"),
+    (dict(block_rows=64), ValueError, "block_rows must be 1"),
+  )  # fmt: skip
+  def test_bad_format_is_refused(self, fields, error, message):
+    given = {
+      f.name: getattr(jp.NF4, f.name) for f in dataclasses.fields(jp.NF4)
+    }
+    with self.assertRaisesRegex(error, f"^BlockFormat: .*{message}"):
+      jp.BlockFormat(**(given | {"name": "f"} | fields))
+
+  @parameterized.parameters(
+    (dict(key=jax.random.key(0)), "key must be None for nf4"),
+    (dict(scale_rounding="ggml"), "offset or a codebook, got 'ggml' for nf4"),
+    (dict(scale_rounding="floor"), "got 'floor' for nf4"),
+    (dict(global_scale=2.0), "global_scale"),
+  )
+  def test_bad_argument_of_quantize_is_named(self, options, message):
+    with self.assertRaisesRegex((TypeError, ValueError), message):
+      jp.quantize(jnp.ones((2, 64)), "nf4", **options)
+
+  def test_training_refuses_it(self):
+    with self.assertRaisesRegex(
+      NotImplementedError, "rhs_format must have no codebook, got nf4. Pass int"
+    ):
+      jp.dot_general("mxfp8", "nf4")
+    with self.assertRaisesRegex(
+      NotImplementedError, "quantize_dots: .* must have no codebook, got nf4"
+    ):
+      jp.quantize_dots(lambda x: x, "nf4")
+
+
+class CodebookDotTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (jp.NF4, None), (jp.NF4, "mxfp8"), (jp.NF4, jp.NF4), (IQ4, None)
+  )
+  def test_dot_has_the_error_bound(self, format, lhs_format):
+    rng = np.random.default_rng(2)
+    n, k = 24, 224  # the last block of NF4 is short
+    w = jp.quantize(rng.normal(size=(n, k)).astype(np.float32), format)
+    w_exact = reference.oracle_dequantize(w.values, w.scale, format)
+    for rows in (1, 5, 40):
+      x = jnp.asarray(rng.normal(size=(rows, k)), jnp.float32)
+      lhs, exact = x, np.asarray(x, np.float64)
+      if lhs_format is not None:
+        lhs = jp.quantize(x, lhs_format)
+        exact = reference.oracle_dequantize(lhs.values, lhs.scale, lhs.format)
+      got = jp.block_scaled_dot(lhs, w)
+      bound = reference.ERROR_BOUND * (np.abs(exact) @ np.abs(w_exact).T)
+      np.testing.assert_array_less(np.abs(got - exact @ w_exact.T), bound)
+
+  def test_linear_layers_and_ragged_dot_are_dots(self):
+    rng = np.random.default_rng(3)
+    w = rng.normal(size=(3, 32, 128)).astype(np.float32)
+    stack = jp.quantize(w, "nf4")
+    x = jnp.asarray(rng.normal(size=(9, 128)), jnp.float32)
+    exact = np.asarray(x, np.float64) @ np.asarray(
+      reference.oracle_dequantize(stack.values, stack.scale, jp.NF4)
+    ).transpose(0, 2, 1)
+    size = 128 * F32_EPSILON * np.abs(x).max() * np.abs(w).max() * 16
+    layer = jax.jit(lambda x, i: jp.linear(x, stack, layer=i))(x, 2)
+    np.testing.assert_allclose(layer, exact[2], rtol=0, atol=size)
+    sizes = jnp.asarray([4, 0, 5])
+    for guard in (jp.debug_checks(False), jp.debug_checks()):
+      with guard:
+        ragged = jp.ragged_dot(x, stack, sizes)
+      expected = np.concatenate([exact[0, :4], exact[2, 4:]])
+      np.testing.assert_allclose(ragged, expected, rtol=0, atol=size)
+
+  def test_gradient_of_rows_is_that_of_the_dequantized_weight(self):
+    w = jp.quantize(odd_numbers(20, 128)[6:], "nf4")
+    x = jnp.linspace(-1, 1, 3 * 128).reshape(3, 128)
+    got = jax.grad(lambda x: jp.linear(x, w).sum())(x)
+    expected = np.asarray(w.dequantize(), np.float64).sum(0)
+    np.testing.assert_allclose(got, np.tile(expected, (3, 1)), rtol=1e-5)
+
+  def test_model_accepts_the_weight(self):
+    w = np.random.default_rng(4).normal(size=(128, 64)).astype(np.float32)
+    params, _ = jp.quantize_params({"kernel": w}, "nf4")
+    x = jnp.ones((4, 128))
+    f = jax.jit(jp.accept_quantized(lambda params, x: x @ params["kernel"]))
+    exact = np.asarray(params["kernel"].dequantize(), np.float64)
+    bound = reference.ERROR_BOUND * np.abs(exact).sum(0)
+    error = np.abs(f(params, x) - np.asarray(x) @ exact)
+    np.testing.assert_array_less(error, np.tile(bound, (4, 1)))
+    self.assertIn("nf4", str(jp.explain(f, params, x)))
+
+  def test_kernels_say_why_they_do_not_read_it(self):
+    w, x = jp.quantize(jnp.ones((64, 64)), "nf4"), jnp.ones((4, 64))
+    for name in ("h100", "b200"):
+      target = jp.named_target(name)
+      found = jp.explain(jp.linear, x, w, target=target).details()
+      self.assertIn("without a codebook, with E8M0", found)
+      self.assertIn("got nf4", found)
