@@ -70,8 +70,6 @@ _FAMILIES: Final = tuple(
     (r"\.codes$", r"codebook", "codes of AQLM"),
     (r"\.Qidxs$", r"", "codes of QuIP#"),
     (r"\.trellis$", r"", "codes of EXL3"),
-    (r"", r"quant_state|quant_map|absmax", "4 bits of bitsandbytes"),
-    (r"", r"\bSCB\b", "INT8 of bitsandbytes"),
   )
 )
 

@@ -503,10 +503,6 @@ F8_VALUES = np.ones((8, K), F8)
 # Names in public checkpoints of unsupported formats, the values first.
 UNSUPPORTED = (
   ("I8.*with F32", ("w.weight", INT8), ("w.scale", np.ones(8, np.float32))),
-  ("INT8 of bitsandbytes", ("w.weight", INT8), ("w.SCB", ONE)),
-  ("4 bits of bitsandbytes", ("w.weight", np.zeros((256, 1), np.uint8)),
-    ("w.weight.absmax", ONE), ("w.weight.quant_map", ONE),
-    ("w.weight.quant_state.bitsandbytes__nf4", np.zeros(9, np.uint8))),
   ("GPTQ or AWQ", ("w.qweight", INT8), ("w.qzeros", INT32)),
   ("Nunchaku", ("w.qweight", INT8), ("w.wscales", ROW)),
   ("affine mode", ("w.weight", INT32.astype(np.uint32)), ("w.scales", ROW),

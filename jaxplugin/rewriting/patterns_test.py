@@ -916,7 +916,7 @@ class FusedMatmulsTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ("fp8_128x128", "the matmul needs square blocks of fp8_128x128"),
-    ("uint4_128", "no kernel fuses it with zero points, minima"),
+    ("uint4_128", "no kernel fuses it with zero points, minima or a codebook"),
   )
   def test_formats_without_a_prologue_are_separate(self, format, reason):
     x, w = normal(3, 128), normal(128, 128)
