@@ -1306,7 +1306,7 @@ def _from_bitsandbytes(
   nested_table: np.ndarray | None = None,
 ) -> scaled_array.ScaledArray:
   # The first value is in the high nibble of a byte of any storage dtype.
-  codes = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+  codes: Any = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
   codes = (codes << 4 | codes >> 4) ^ packed_integers.NIBBLE_SIGNS
   if double is not None:
     assert nested_scale is not None and nested_table is not None

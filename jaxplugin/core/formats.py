@@ -108,8 +108,8 @@ class BlockFormat:
     has_global_scale: whether quantization also computes an f32 scale of the
       whole array.
     block_rows: number of rows whose blocks share one scale: 1, or `block_size`
-      for square blocks. The last two dimensions of an array in square blocks
-      are both divided into blocks, so a matmul can contract either one.
+      for square blocks, which a matmul can contract along either of the last
+      two dimensions.
     fraction_bits: integers count units of 2**-fraction_bits; 6 for MXINT8.
     offset_dtype: None, or the dtype of an offset for each block of integers
       with float32, bfloat16 or float16 scales. An offset of uint8 or int8 is a
@@ -119,15 +119,12 @@ class BlockFormat:
     code_offset: codes are stored values plus this number. It is 0 for signed
       codes. Unsigned codes have 8 for int4 and 128 for int8, and need an
       offset_dtype.
-    codebook: None, or 16 floats of f32 that int4 values index: a value is
-      codebook[stored + 8] * scale. The scales are float32, bfloat16 or float16.
-      A format with a codebook has no fraction_bits, offset_dtype or square
-      blocks.
+    codebook: None, or 16 f32 numbers. An int4 value is then
+      codebook[stored + 8] * scale, and scales are as for `offset_dtype`.
 
   Raises:
-    TypeError: If a dtype is not listed above, or codebook is not a sequence.
-    ValueError: If another field is invalid, or if there is a global scale for
-      scales that cover the range of the values without it.
+    TypeError: If a dtype is not listed above.
+    ValueError: If another field is invalid.
 
   Example:
     >>> import ml_dtypes
@@ -206,7 +203,7 @@ class BlockFormat:
       self._validate_codebook()
 
   def _validate_codebook(self) -> None:
-    given = self.codebook
+    given: Any = self.codebook
     if not isinstance(given, Sequence) or isinstance(given, str):
       raise TypeError(
         "BlockFormat: codebook must be None or a sequence of 16 floats, got"
