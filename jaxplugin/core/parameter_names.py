@@ -63,7 +63,7 @@ def words(name: str) -> list[str]:
   return [word.lower() for word in _WORD.findall(name)]
 
 
-def last_layer_word(name: str) -> str | None:
+def _last_layer_word(name: str) -> str | None:
   """Returns the word that marks a last layer; None if the name has none.
 
   Args:
@@ -90,27 +90,40 @@ def _is_class_of_head(part: str) -> bool:
   return match is not None and match.end() == len(part)
 
 
+def layer_to_leave(name: str) -> str:
+  """Returns why a matmul's weight should stay in high precision; "" if not.
+
+  The reasons cover last layers, embeddings, which may be tied to the last
+  layer, and routers of experts (arXiv 2412.19437, section 3.3.1).
+
+  Args:
+    name: path of a parameter, or names of scopes.
+  """
+  last = _last_layer_word(name)
+  if last is not None:
+    return f"it is a last layer: its name contains {last!r}"
+  for word in words(name):
+    if word in _EMBEDDING_WORDS:
+      return f"it is an embedding: its name contains {word!r}"
+    if word in _ROUTER_WORDS:
+      return f"it is a router of experts: its name contains {word!r}"
+  return ""
+
+
 def reason_to_leave(name: str) -> str:
   """Returns why a parameter should not be quantized; empty if it may be.
 
-  The reasons cover embeddings, norms, biases, convolutions, routers of experts,
-  last layers, and adapters that are trained next to frozen weights. An
-  embedding is looked up, and may be tied to the last layer.
+  The reasons are those of `layer_to_leave`, norms, biases, convolutions, and
+  adapters that are trained next to frozen weights.
 
   Args:
     name: the path of the parameter.
   """
-  found = words(name)
-  last = last_layer_word(name)
-  if last is not None:
-    return f"it is a last layer: its name contains {last!r}"
-  for word in found:
-    if word in _EMBEDDING_WORDS:
-      return f"it is an embedding: its name contains {word!r}"
+  if reason := layer_to_leave(name):
+    return reason
+  for word in words(name):
     if word in _NORM_WORDS or word.endswith("norm"):
       return f"it is a parameter of a norm: its name contains {word!r}"
-    if word in _ROUTER_WORDS:
-      return f"it is a router of experts: its name contains {word!r}"
     if word in _LORA_WORDS:
       return f"it is an adapter: its name contains {word!r}"
     if word.startswith(_CONVOLUTION):

@@ -40,8 +40,6 @@ from jaxplugin.operation import alternatives, primitive
 
 SCOPE: Final = "block_offsets"  # named scope of the second dot
 _F32: Final = np.dtype(np.float32)
-# With more rows, XLA's dot of two matrices is faster (Zen 5, 2026-11).
-MOST_ROWS: Final = 16
 
 
 def terms(
@@ -136,7 +134,9 @@ class _DotWithOffset(alternatives.Forms):
     return frozenset(i for i, x in names if x in ("lhs", "lhs_scale"))
 
   def operations(self, *operands: Any) -> jax.Array:
-    result = self.bind(self.call.filled(operands[:-1]))
+    # The second dot multiplies rows of floats, so the first one does too.
+    call = self.call.filled(operands[:-1]).replace(fastest_precision=False)
+    result = self.bind(call)
 
     def second(result: jax.Array, *operands: Any) -> jax.Array:
       *arrays, offset = operands
@@ -170,7 +170,7 @@ class _DotWithOffset(alternatives.Forms):
     call = self._flat(context.avals_in[:-1])
     lead = shapes[0][:-1]  # lhs is the first array
     rows = math.prod(lead)
-    if rows > MOST_ROWS or cpu.is_turned(rows, call.problem().n):
+    if cpu.is_turned(rows, call.problem().n):
       return None
     decision = backends.choose_for(call, context.target)
     if decision.implementation != cpu.BACKEND.name:

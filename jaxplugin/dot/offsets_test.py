@@ -3,6 +3,7 @@
 """Matmuls of arrays with zero points or minima, against NumPy in f64."""
 
 import copy
+import dataclasses
 import functools
 import pickle
 
@@ -11,7 +12,7 @@ import jax.export
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -460,6 +461,64 @@ class PublicFunctionsTest(parameterized.TestCase):
       text = jax.jit(dot).lower(X, weights()).as_text()
       self.assertEqual(text.count(f"custom_call @jaxplugin_{call}("), 1)
       self.assertNotIn("dot_general", text)
+
+  def test_fastest_precision_is_within_its_bound(self):
+    # Values of 0 and 1, stored as codes -8 and 7: the sum of the stored values
+    # and that of the zero points are large, and cancel.
+    k = 512
+    ones = np.zeros((3, COLUMNS, k), np.float32)
+    ones[..., ::128] = 1
+    w = jp.quantize(ones, "uint4_128")
+    exact = np.asarray(w.dequantize(), np.float64)
+    x = normal(0, 65, k)
+    x[:, ::32] *= 30
+    fastest = functools.partial(jp.block_scaled_dot, precision="fastest")
+    # docs/concepts/numerics.md, "Rows quantized to int8".
+    steps = np.abs(x.reshape(65, -1, 32)).max(-1) / 127
+    blocks = np.abs(exact).reshape(3, COLUMNS, -1, 32).sum(-1)
+    rounded = (1 + 2.0**-16) * np.einsum("mb,lnb->lmn", steps / 2, blocks)
+    whole = sum(np.abs(part) for part in parts(w))
+    sums = 18 * 2.0**-24 * np.einsum("mk,lnk->lmn", np.abs(x), whole)
+    expected = np.einsum("mk,lnk->lmn", x, exact)
+    three = np.stack([x] * 3)
+    for what, dot in {
+      "dot": lambda x, w: jnp.stack([fastest(x, w[i]) for i in range(3)]),
+      "lhs": lambda x, w: jnp.stack([fastest(w[i], x).T for i in range(3)]),
+      "vmap": lambda x, w: jax.vmap(fastest)(three, w),
+      "batch": lambda x, w: fastest(
+        three, w, dimension_numbers=(((2,), (2,)), ((0,), (0,)))
+      ),
+      "layer": lambda x, w: jnp.stack(
+        [jp.linear(x, w, layer=i, precision="fastest") for i in range(3)]
+      ),
+      "ragged": lambda x, w: jnp.stack(
+        [
+          jp.ragged_dot(
+            x, w, jnp.zeros(3, jnp.int32).at[i].set(65), precision="fastest"
+          )
+          for i in range(3)
+        ]
+      ),
+    }.items():
+      with self.subTest(what):
+        error = np.abs(np.asarray(jax.jit(dot)(x, w), np.float64) - expected)
+        self.assertLessEqual((error / (rounded + sums)).max(), 1)
+
+  @absltest.skipUnless(
+    jp.detect_target("cpu").cpu_kernels in ("avx512_bf16", "amx_bf16"),
+    "needs AVX-512 VNNI",
+  )
+  def test_fastest_precision_has_the_bits_of_quantized_rows(self):
+    rows = dataclasses.replace(jp.INT8_32, name="rows", scale_dtype=np.float32)
+    w = jp.quantize(normal(1, COLUMNS, K), "uint4_128")
+    for m in (2, 16, 17, 65):
+      x = normal(m, m, K)
+      fastest = lambda x, w: jp.block_scaled_dot(x, w, precision="fastest")
+      actual = jax.jit(fastest)(x, w)
+      expected = jp.block_scaled_dot(jp.quantize(x, rows), w)
+      np.testing.assert_array_equal(actual, expected)
+      notes = jp.explain(fastest, x, w)[0].decision.notes
+      self.assertIn("rows are quantized to int8", " ".join(notes))
 
 
 class RaggedTest(parameterized.TestCase):

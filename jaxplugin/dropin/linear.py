@@ -24,7 +24,7 @@ from jax import lax
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
-from jaxplugin.dot import calls, derivatives, epilogue, offsets, problems, sides
+from jaxplugin.dot import calls, problems, sides
 from jaxplugin.dot.backends import cpu
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import alternatives, primitive
@@ -365,25 +365,16 @@ def _in_place(
   """Calls `ragged_dot` with all rows in the group `layer`."""
   del implementation  # the lowering uses this jaxpr only for the CPU kernels
   lead = x.shape[:-1]
-  has_few_rows = math.prod(lead) <= offsets.MOST_ROWS
-  is_by_ragged_dot = stack.offset is None or has_few_rows
   layers, n, _ = stack.shape
   of_ragged_dot = None
-  if (
-    out is not None
-    and is_by_ragged_dot
-    and not quantized_results.refusal((*lead, n), out)
-  ):
+  if out is not None and not quantized_results.refusal((*lead, n), out):
     of_ragged_dot = dataclasses.replace(out, axis=-1)
   if not isinstance(x, scaled_array.ScaledArray):
     x = x.reshape(math.prod(lead), x.shape[-1])
   sizes = jnp.where(jnp.arange(layers, dtype=jnp.int32) == layer, x.shape[0], 0)
-  if is_by_ragged_dot:
-    result = ragged.ragged_dot(
-      x, stack, sizes, bias=bias, out_format=of_ragged_dot, **options
-    )
-  else:
-    result = _many_rows(x, stack, sizes, layer, bias, **options)
+  result = ragged.ragged_dot(
+    x, stack, sizes, bias=bias, out_format=of_ragged_dot, **options
+  )
   if of_ragged_dot is None or out is None:
     result = result.reshape(*lead, n)
     return (
@@ -398,31 +389,3 @@ def _in_place(
     to_rank(array.values), to_rank(array.scale), global_scale, array.format
   )
   return (array, *amax) if amax else array
-
-
-def _many_rows(
-  x: Any,
-  stack: scaled_array.ScaledArray,
-  sizes: jax.Array,
-  layer: Any,
-  bias: Any,
-  *,
-  activation: Any,
-  preferred_element_type: Any,
-  **options: Any,
-) -> jax.Array:
-  """Adds the offsets of a layer by XLA's dot."""
-  result = ragged.ragged_dot(x, stack.without_offset(), sizes, **options)
-  own = stack[layer]
-  plain = x.dequantize() if isinstance(x, scaled_array.ScaledArray) else x
-  block_size = own.format.along(plain.shape[1]).block_size
-  with jax.named_scope(offsets.SCOPE):
-    result += derivatives.plain_dot(
-      offsets.block_sums(plain, 1, block_size),
-      offsets.terms(own.scale, own.offset, own.format),
-      (((1,), (1,)), ((), ())),
-      jnp.float32,
-    )
-  if bias is not None:
-    result += bias[layer].astype(jnp.float32)
-  return epilogue.activate(result, activation).astype(preferred_element_type)

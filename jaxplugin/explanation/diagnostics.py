@@ -25,6 +25,7 @@ from jaxplugin.dot.backends import cpu
 from jaxplugin.explanation import estimates, report
 from jaxplugin.jaxext import jax_private, program, tangents
 from jaxplugin.operation import choice
+from jaxplugin.operation import primitive as operation_primitive
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.quantization import (
   dequantization,
@@ -75,8 +76,8 @@ _SCALED: Final = (
 )
 _OFFSETS: Final = (
   "the second matmul of a block-scaled one; it adds the zero points or minima"
-  " of an operand. On a CPU the kernel of the first matmul computes it if there"
-  " are few rows or groups"
+  " of an operand. On one CPU device the kernel of the first matmul computes it"
+  " if rhs has them and is not batched"
 )
 # XLA:CPU passes whole arrays to custom calls.
 _SCANNED: Final = (
@@ -407,6 +408,9 @@ def _explain_matmul(
   for_export: bool,
 ) -> report.Explained:
   eqn = operation.eqn
+  if _rows_are_rounded_with_offset(operation, target, for_export=for_export):
+    call = eqn.params["call"].replace(fastest_precision=True)
+    eqn = eqn.replace(params={**eqn.params, "call": call})
   decided: choice.DecidedCall
   if eqn.primitive is primitive.block_scaled_dot_p:
     decided = primitive.decide(eqn, target, for_export=for_export)
@@ -670,6 +674,38 @@ def _with_notes(
     is_dot = eqn.primitive is primitive.block_scaled_dot_p
     notes.append(_SCANNED if is_dot else _SCANNED_GROUPS)
   return dataclasses.replace(decision, notes=tuple(notes))
+
+
+def _rows_are_rounded_with_offset(
+  operation: program.TracedOperation,
+  target: targets.Target | None,
+  *,
+  for_export: bool,
+) -> bool:
+  """Whether the call of a kernel that adds an offset has precision="fastest".
+
+  The traced operations, which add the offset themselves, never have it.
+  """
+  eqn = operation.alternative
+  if eqn is None or for_export:
+    return False
+  forms, avals = eqn.params["forms"], [x.aval for x in eqn.invars]
+  fused = None if forms is None else forms.fused(*avals)
+  if fused is None or not fused[0].call.fastest_precision:
+    return False
+  target = targets.resolved(eqn.params["target"], target)
+  module = lowering.Module(
+    platforms=(target.platform,),
+    is_partitioned=operation.num_devices > 1,
+  )
+  context = operation_primitive.LoweringContext(
+    module=module,
+    target=target,
+    avals_in=avals,
+    avals_out=[x.aval for x in eqn.outvars],
+    mesh=None,
+  )
+  return module.kernels_refusal() is None and forms.kernel(context) is not None
 
 
 def _quantized_result(

@@ -169,7 +169,9 @@ def dequantize_arrays(
     global_shape=tuple(given[0].shape) if given else None,
   )
   if 0 in values.shape:  # Only XLA ops support empty arrays.
-    return _by_operations(values, scale, *given, problem=problem)
+    operands = (values, scale, *given)
+    y = _by_operations(*operands, problem=problem)
+    return jax_private.varying_as(y, *operands)
   return _bind(
     [values, scale, *given],
     problem,

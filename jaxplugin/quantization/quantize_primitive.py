@@ -121,7 +121,11 @@ def produce(
     *(operand for operand in given if operand is not None),
   ]
   if 0 in problem.shape:  # Only XLA ops support empty arrays.
-    results = quantize_by_operations(*operands, problem=problem)
+    # The jnp.where of an empty array forgets over which mesh axes it varies.
+    results = [
+      jax_private.varying_as(y, *operands)
+      for y in quantize_by_operations(*operands, problem=problem)
+    ]
   else:
     results = _bind(
       operands,

@@ -255,7 +255,8 @@ class _RaggedDotWithOffset(alternatives.Forms):
 
   def operations(self, *operands: Any) -> jax.Array:
     *arrays, array = operands
-    call = self.call.filled(arrays)
+    # Both dots multiply the same rows of floats.
+    call = self.call.filled(arrays).replace(fastest_precision=False)
     offset = arguments.Offset(name=self.side, format=self.format, array=array)
     result = bind(call)
     with jax.named_scope(offsets.SCOPE):

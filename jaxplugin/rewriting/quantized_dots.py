@@ -53,7 +53,7 @@ def quantize_dots(
   * The weight's contracting size and its other sizes are multiples of the
     recipe's largest block size.
   * No scope around it, and no path of its weight, has the name of a last
-    layer, such as "lm_head".
+    layer, such as "lm_head", an embedding or a router of experts.
   * Operands and result are f32, bf16 or f16.
 
   docs/how_to/high_precision_layers.md is the guide.

@@ -224,7 +224,7 @@ class EquinoxTest(parameterized.TestCase):
     }[what]
     attention, mlp = "eqx.nn.MultiheadAttention", "eqx.nn.MLP/eqx.nn.Linear"
     expected = [
-      (f"{attention}/eqx.nn.Linear", 4, True, "lhs"),
+      *[(f"{attention}/eqx.nn.Linear", 1, True, "lhs")] * 4,  # four weights
       (f"{attention}/sS,Sd->sd", 1, False, ""),
       (f"{attention}/sd,Sd->sS", 1, False, ""),
       (mlp, 1, True, "lhs"),  # two sizes
@@ -333,6 +333,8 @@ class SitesTest(parameterized.TestCase):
       ((64, 64), jnp.float16, "", MXFP8, "^$"),
       ((64, 64), single, "lm_head", MXFP8, "last layer: its name contains"),
       ((64, 64), single, "decoder/logits_dense", MXFP8, "its name contains"),
+      ((64, 64), single, "embedder", MXFP8, "an embedding: its name contains"),
+      ((64, 64), single, "moe/router", MXFP8, "a router of experts: its name"),
       ((64, 64), single, "multi_head_attention", MXFP8, "^$"),
       ((64, 64), single, "heading", MXFP8, "^$"),
     ):

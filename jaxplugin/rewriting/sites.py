@@ -312,9 +312,8 @@ def left_by_default(
       " count, and params= names the arguments that are parameters)"
     )
   for name in (site.name, site.parameter):
-    word = parameter_names.last_layer_word(name)
-    if word is not None:
-      return f"it is a last layer: its name contains {word!r}"
+    if reason := parameter_names.layer_to_leave(name):
+      return reason
   for what, size in zip(("contracted", "other"), site.sizes(), strict=True):
     if not isinstance(size, int):
       return f"the weight's {what} size is symbolic, {size}"

@@ -185,13 +185,15 @@ class _Tangent(linear_calls.Linear):
   def apply(
     self, linear: Sequence[jax.Array], constants: Sequence[jax.Array]
   ) -> jax.Array:
-    g: Any = jax.ShapeDtypeStruct(
-      self.shape, np.float32, sharding=self.setting.out_sharding
-    )
+    sharding = self.setting.out_sharding
+    g: Any = jax.ShapeDtypeStruct(self.shape, np.float32, sharding=sharding)
     if jax_private.varying_axes(linear[0]):
       # Inside `shard_map` the transpose of a function of g sums over devices
       # if all devices have the same g.
-      g = dot.vary_alike([jnp.zeros(self.shape, np.float32), *linear])[0]
+      zeros = jnp.zeros(self.shape, np.float32)
+      if sharding is not None:
+        zeros = jax.sharding.reshard(zeros, sharding)
+      g = dot.vary_alike([zeros, *linear])[0]
     residuals, sizes, _ = self.constants.unflatten(constants)
     summands = []
     for term, tangent, kept in zip(self.terms, linear, residuals, strict=True):

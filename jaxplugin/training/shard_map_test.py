@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
@@ -150,6 +150,52 @@ class ShardMapTest(parameterized.TestCase):
       dataclasses.replace(RECIPE, axis_name=3)
     names = dataclasses.replace(RECIPE, axis_name=["d"]).axis_name
     self.assertEqual(names, ("d",))
+
+  @parameterized.parameters("mxfp8", "nvfp4")
+  def test_devices_without_rows_have_gradients_of_zeros(self, format):
+    specs = P("d"), P(), P("d")
+    recipe = ACROSS if format == "nvfp4" else jp.training.MXFP8_RECIPE
+    sharded = jax.shard_map(
+      lambda *args: run(recipe, *args),
+      mesh=self.mesh,
+      in_specs=specs,
+      out_specs=(P("d"), P("d"), P()),
+    )
+    y, dx, dw = jax.jit(sharded)(X[:0], W, C[:0])
+    self.assertEqual((y.shape, dx.shape), ((0, 64), (0, 256)))
+    np.testing.assert_array_equal(dw, np.zeros_like(W))
+
+  @parameterized.parameters(False, True)
+  def test_explicit_axis_next_to_a_manual_one(self, is_inside):
+    mesh = jax.make_mesh(
+      (2, 4), ("d", "b"), axis_types=(AxisType.Explicit,) * 2
+    )
+    dot = jp.dot_general(recipe=jp.training.MXFP8_RECIPE, weight="rhs")
+
+    def gradients(x, w, c):
+      _, transpose = jax.vjp(lambda x, w: dot(x, w, MATMUL), x, w)
+      return transpose(c)
+
+    def manual(function, in_specs, out_specs):
+      return jax.shard_map(
+        function, in_specs=in_specs, out_specs=out_specs, axis_names={"d"}
+      )
+
+    with jax.set_mesh(mesh):
+      x, w, c = (
+        jax.device_put(a, NamedSharding(mesh, spec))
+        for a, spec in ((X, P("d")), (W, P(None, "b")), (C, P("d", "b")))
+      )
+      if is_inside:
+        specs = P("d"), P(), P("d")
+        function = manual(gradients, specs, (P("d"), P()))
+      else:
+        split = manual(lambda x, w: dot(x, w, MATMUL), (P("d"), P()), P("d"))
+        function = lambda x, w, c: jax.vjp(split, x, w)[1](c)
+      actual = jax.jit(function)(x, w, c)
+    for a, e in zip(actual, gradients(X, W, C), strict=True):
+      bound = SUM_ERROR * np.abs(e).max()
+      np.testing.assert_allclose(a, e, rtol=0, atol=bound)
 
   def test_formats_without_global_scale_ignore_axes(self):
     recipe = dataclasses.replace(jp.training.MXFP8_RECIPE, axis_name="d")
