@@ -137,19 +137,27 @@ struct EngineBF16Of {
   }
 
   // Adds the products of kRows panel rows and 32 strip rows to c. k has `parts`
-  // parts of kPartDwords dwords, with scales at `scale` if kScaled.
+  // parts of kPartDwords dwords, with scales at `scale` if kScaled. Prefetches
+  // the same parts of kRows rows at `next`: 512 x 512 x 4096 is 1.08x faster
+  // (one Zen 4 core, 2026-11). The loops over r and v are unrolled explicitly,
+  // or the compiler keeps the sums in memory.
   template <int kRows>
-  static void Tile(const uint8_t* a, int64_t tile_rows, const uint8_t* b,
-                   const uint8_t* scale, int64_t parts, bool is_first,
-                   float* c) {
+  static void Tile(const uint8_t* a, int64_t tile_rows, const uint8_t* next,
+                   const uint8_t* b, const uint8_t* scale, int64_t parts,
+                   bool is_first, float* c) {
     __m512 sum[kRows][2];
+#pragma GCC unroll 7
     for (int r = 0; r < kRows; ++r) {
       sum[r][0] = sum[r][1] = _mm512_setzero_ps();
     }
-    for (int64_t p = 0; p < parts; ++p) {
+    for (int64_t p = 0; p < parts; ++p, next += kRows * kPartDwords * 4) {
       __m512 part[kRows][2];
+#pragma GCC unroll 7
       for (int r = 0; r < kRows; ++r) {
         part[r][0] = part[r][1] = _mm512_setzero_ps();
+      }
+      for (int i = 0; i < kRows * kPartDwords * 4; i += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(next + i), _MM_HINT_T0);
       }
       for (int d = 0; d < kPartDwords; ++d) {
         const __m512i b0 = _mm512_load_si512(b + d * 128);
@@ -163,12 +171,14 @@ struct EngineBF16Of {
           part[r][1] = Dot32(part[r][1], x, b1);
         }
       }
+#pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) {
         __m512 factor;
         if constexpr (kScaled) {
           factor = _mm512_castsi512_ps(
               _mm512_load_si512(scale + (2 * p + v) * 64));
         }
+#pragma GCC unroll 7
         for (int r = 0; r < kRows; ++r) {
           sum[r][v] = kScaled ? _mm512_fmadd_ps(part[r][v], factor, sum[r][v])
                               : _mm512_add_ps(sum[r][v], part[r][v]);
@@ -178,7 +188,9 @@ struct EngineBF16Of {
       a += p % 2 == 0 ? kPartDwords * 4 : tile_rows * 64 - kPartDwords * 4;
       b += kPartDwords * 128;
     }
+#pragma GCC unroll 7
     for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) {
         float* out = c + r * kSumFloats + 16 * v;
         AddExactly(sum[r][v], is_first, out, out + kStripRows);
@@ -187,11 +199,13 @@ struct EngineBF16Of {
   }
 
   static void TileOf(int64_t rows, const uint8_t* a, int64_t tile_rows,
-                     const uint8_t* b, const uint8_t* scale, int64_t parts,
-                     bool is_first, float* c) {
+                     const uint8_t* next, const uint8_t* b,
+                     const uint8_t* scale, int64_t parts, bool is_first,
+                     float* c) {
     switch (rows) {
 #define JAXPLUGIN_TILE(n) \
-  case n: return Tile<n>(a, tile_rows, b, scale, parts, is_first, c)
+  case n:                 \
+    return Tile<n>(a, tile_rows, next, b, scale, parts, is_first, c)
       JAXPLUGIN_TILE(1);
       JAXPLUGIN_TILE(2);
       JAXPLUGIN_TILE(3);
@@ -221,7 +235,11 @@ struct EngineBF16Of {
         for (int64_t j = 0; j * kPartRows < count; ++j) {
           for (int64_t u = u0; u < u1; u += kSumUnits) {
             const int64_t past = (u - u0) * kUnitBytes;
-            TileOf(Min(tile_rows, rows - r), a + past * tile_rows, tile_rows,
+            const uint8_t* here = a + past * tile_rows;
+            // Behind the last tile is memory that another thread writes.
+            const bool is_last = r + tile_rows >= rows;
+            TileOf(Min(tile_rows, rows - r), here, tile_rows,
+                   is_last ? here : here + tile_bytes,
                    strip + j * kPartBytes + past * kPartRows,
                    strip + kScales + j * kScaleBytes +
                        (u - u0) * kUnitParts * kPartRows * 4,
