@@ -530,6 +530,12 @@ def is_of_jax(jaxpr: Any) -> bool:
   return filename is not None and filename.startswith(_jax_directory())
 
 
+def is_relu(function: Any) -> bool:
+  """Returns whether a jaxpr or a function in an operation is `jax.nn.relu`."""
+  debug_info = getattr(function, "jaxpr", function).debug_info
+  return is_of_jax(function) and debug_info.func_name == "relu"
+
+
 def is_own_function(fun: Any) -> bool:
   """Returns whether JAX runs a function of this package in an operation."""
   debug_info = getattr(fun, "debug_info", None)

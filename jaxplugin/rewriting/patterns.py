@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds norms and gated activations among the operations of a trace.
+"""Finds norms and activations among the operations of a trace.
 
 JAX stores which operation computed a traced value. A pattern is matched from
 its result back to its inputs, also through jitted functions. Conversions
@@ -83,7 +83,7 @@ class _NotMatchedError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-  """A norm or gated activation that computes a value.
+  """A norm or activation that computes a value.
 
   Attributes:
     name: such as "rms_norm with weight".
@@ -91,7 +91,8 @@ class Found:
     reason: why no prologue does; "" if one does.
     seen: identities of the values that were compared with patterns.
     has_custom_derivative: whether the code may have another derivative than the
-      prologue: a custom rule, or `lax.clamp`, whose derivative is 0 at limits.
+      prologue: a custom rule; or `lax.clamp`, whose derivative is 0 at limits,
+      or a maximum, whose derivative at 0 is not that of `jax.nn.relu`.
   """
 
   name: str
@@ -102,7 +103,7 @@ class Found:
 
 
 def find(x: Any) -> Found | None:
-  """Returns the norm or gated activation that computes a traced value.
+  """Returns the norm or activation that computes a traced value.
 
   Returns None for other values, and for values that are not traced.
   """
@@ -270,6 +271,7 @@ class _Function:
   """A function inside an operation, with the values that it is called with."""
 
   def __init__(self, jaxpr: Any, args: list[_Value]):
+    self.is_relu = jax_private.is_relu(jaxpr)
     self._args = dict(zip(jaxpr.invars, args, strict=True))
     self._makers = {
       v: (e, i) for e in jaxpr.eqns for i, v in enumerate(e.outvars)
@@ -343,7 +345,8 @@ class _Matcher:
       eqn, index = made
       if eqn.primitive.name in calls.CUSTOM_RULES:
         self.has_custom_derivative |= not any(
-          map(jax_private.is_own, program.jaxprs_of(tuple(eqn.params.values())))
+          jax_private.is_own(jaxpr) or jax_private.is_relu(jaxpr)
+          for jaxpr in program.jaxprs_of(tuple(eqn.params.values()))
         )
       if function is None:
         operands = [_Value(x, None) for x in eqn.in_tracers]
@@ -487,15 +490,15 @@ class _Matcher:
     return what, value
 
   def find(self, value: _Value) -> Found | None:
-    """Returns the norm or gated activation that computes a value.
+    """Returns the norm or activation that computes a value.
 
     The call's arrays have the shape of the value.
     """
-    found = None
-    for kind, root in self.roots(value):
+    found, x = None, self._of_relu(value)
+    for kind, root in self.roots(value) if x is None else [("relu", x)]:
       is_norm = kind == "rsqrt"
       try:
-        match = self.norm if is_norm else self.gated
+        match = self.norm if is_norm else self.activation
         call = match(value, kind, root)
         return Found(name=str(call.prologue), call=call)
       except _NotMatchedError as reason:
@@ -766,47 +769,52 @@ class _Matcher:
     x = self._mean(terms[1])
     return x if x is not None and self._is_equal(x, terms[0]) else None
 
-  def gated(
+  def activation(
     self, value: _Value, kind: str, root: _Value
   ) -> prologues.PrologueCall:
-    """Returns the gated activation with a root that computes a value."""
+    """Returns the activation with a root that computes a value."""
+    if kind == "relu":
+      return self._ungated("relu", value, root)
     if kind in ("erf", "erfc"):
       raise _NotMatchedError(
         "it is the exact gelu; pass approximate=True to jax.nn.gelu"
       )
     if kind == "tanh":
-      return self._gated_by(value, kind, root, 1.0, self._gate_of_gelu(root))
+      return self._activation_of(
+        value, kind, root, 1.0, self._gate_of_gelu(root)
+      )
     alone = 1.0, self._bare(root)
     if (scaled := self._scaled(root)) is None:
-      return self._gated_by(value, kind, root, *alone)
+      return self._activation_of(value, kind, root, *alone)
     try:
-      return self._gated_by(value, kind, root, *scaled)
+      return self._activation_of(value, kind, root, *scaled)
     except _NotMatchedError as error:
       # The number may be a part of the gate of silu.
       try:
-        return self._gated_by(value, kind, root, *alone)
+        return self._activation_of(value, kind, root, *alone)
       except _NotMatchedError:
         raise error from None
 
-  def _gated_by(
+  def _activation_of(
     self, value: _Value, kind: str, root: _Value, alpha: float, gate: _Value
   ) -> prologues.PrologueCall:
-    """As `gated`, for an activation of `gate`, in a sigmoid alpha times it."""
-    function, wanted = "silu_and_mul", 1.0
-    what = "gate * sigmoid(gate) * up"
+    """As `activation`, of `gate`, with a sigmoid of alpha times `gate`."""
+    function, wanted, what = "silu", 1.0, "gate * sigmoid(gate) * up"
     if kind == "tanh":
-      function, wanted, what = "gelu_and_mul", 0.5, "gelu(gate) * up"
+      function, wanted, what = "gelu", 0.5, "gelu(gate) * up"
     elif alpha != 1:
       what = "gate * sigmoid(alpha * gate) * (up + 1)"
     is_input = lambda v: self._is_equal(v, gate)
     factor, rest = self._others(value, (kind, root), is_input, what)
     if factor != wanted:
       raise _NotMatchedError("it is also multiplied by a number")
+    if not rest and alpha == 1:
+      return self._ungated(function, value, gate)
     if not rest:
-      raise _NotMatchedError("no second array is multiplied by the activation")
+      raise _NotMatchedError("it is x * sigmoid(alpha * x), not silu or gelu")
     if len(rest) > 1:
       raise _NotMatchedError("two arrays are multiplied by the activation")
-    numbers: dict[str, float] = {}
+    function, numbers = f"{function}_and_mul", dict[str, float]()
     (up,) = rest
     clipped = self._clipped_pair(gate, up) if kind == "logistic" else None
     if clipped is not None:
@@ -828,6 +836,23 @@ class _Matcher:
     x, *ups = both
     more = {"up": ups[0] if ups else None, "bias": bias}
     return _call(function, value.shape, x, more, halves=name, **numbers)
+
+  def _ungated(
+    self, function: str, value: _Value, gate: _Value
+  ) -> prologues.PrologueCall:
+    """Returns the call of an activation without factors."""
+    x, bias = self._biased(gate) or (self._bare(gate), None)
+    return _call(function, value.shape, x, {"bias": bias})
+
+  def _of_relu(self, value: _Value) -> _Value | None:
+    """Returns x if a value is max(x, 0), or None."""
+    operands = self._operands(value, "max") or ()
+    for x, zero in zip(operands, operands[::-1], strict=True):
+      if self._number(zero) == 0:
+        function = zero.function
+        self.has_custom_derivative |= function is None or not function.is_relu
+        return x
+    return None
 
   def _scaled(self, value: _Value) -> tuple[float, _Value] | None:
     """Returns the number and the array of their product, or None."""

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 
 import flax.linen as nn
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -237,6 +238,39 @@ def matched(dtype):
       0,
     ),
     "swish": (lambda x, w, u: nn.swish(x) * u, SILU, 0),
+    "only_silu": (lambda x, w, u: jax.nn.silu(x), "silu", 0),
+    "only_silu_by_hand": (
+      lambda x, w, u: jax.nn.sigmoid(x) * x,
+      "silu",
+      0,
+    ),
+    "only_silu_of_a_number": (lambda x, w, u: jax.nn.silu(2 * x), "silu", 0),
+    "only_gelu": (lambda x, w, u: nn.gelu(x), "gelu", 0),
+    "only_gelu_with_bias": (
+      lambda x, w, u: nn.gelu((x + w).astype(jnp.float32)).astype(x.dtype),
+      "gelu with bias",
+      0,
+    ),
+    "gelu_of_haiku": (
+      lambda x, w, u: hk.transform(
+        lambda x: hk.Sequential([hk.Flatten(2), jax.nn.gelu])(x)
+      ).apply({}, None, x),
+      "gelu",
+      0,
+    ),
+    "relu": (lambda x, w, u: jax.nn.relu(x), "relu", 0),
+    "relu_with_bias": (
+      lambda x, w, u: jax.jit(nnx.relu)(w + x).reshape(-1, SIZE),
+      "relu with bias",
+      0,
+    ),
+    "relu_by_hand": (lambda x, w, u: jnp.maximum(0, x), "relu", 0),
+    "relu_of_relu": (
+      lambda x, w, u: jax.nn.relu(jax.nn.relu(x) - 1),
+      "relu",
+      0,
+    ),
+    "own_relu": (lambda x, w, u: jp.nn.relu(x, bias=w), "relu with bias", 0),
     "gelu": (gelu, GELU, 0),
     "gelu_by_hand": (
       lambda x, w, u: (
@@ -371,9 +405,27 @@ NEAR = {
     lambda x, w, u: jax.nn.gelu(x, approximate=False) * u,
     "pass approximate=True",
   ),
-  "no_factor": (
-    lambda x, w, u: jax.nn.silu(x),
-    "no second array is multiplied by the activation",
+  "only_quick_gelu": (
+    lambda x, w, u: x * jax.nn.sigmoid(1.702 * x),
+    "it is x * sigmoid(alpha * x), not silu or gelu",
+  ),
+  "only_erf": (
+    lambda x, w, u: jax.nn.gelu(x, approximate=False),
+    "pass approximate=True",
+  ),
+  "half_of_silu": (lambda x, w, u: 0.5 * jax.nn.silu(x), "multiplied by a num"),
+  "slice_of_relu": (
+    lambda x, w, u: jax.nn.relu(x)[:, -1:],
+    "a slice is between it and the matmul",
+  ),
+  "relu6": (lambda x, w, u: jax.nn.relu6(x), None),
+  "leaky_relu": (lambda x, w, u: jax.nn.leaky_relu(x), None),
+  "squared_relu": (lambda x, w, u: jnp.square(jax.nn.relu(x)), None),
+  "maximum_of_two": (lambda x, w, u: jnp.maximum(x, u), None),
+  "maximum_of_another_number": (lambda x, w, u: jnp.maximum(x, 1), None),
+  "relu_of_integers": (
+    lambda x, w, u: jnp.maximum(x.astype(int), 0).astype(x.dtype),
+    None,
   ),
   "two_factors": (
     lambda x, w, u: jax.nn.silu(x) * u * jnp.tanh(u),
@@ -602,6 +654,50 @@ class FusedMatmulsTest(parameterized.TestCase):
     first, *others = all_of_them(params, stored, x)
     for i, y in enumerate(others):
       np.testing.assert_array_equal(first, y, err_msg=str(i))
+
+  @parameterized.parameters("silu", "gelu", "relu")
+  def test_activation_without_factors_has_the_bits_of_producers(self, name):
+    params = {
+      "first": normal(SIZE, 128) / 8,
+      "second": normal(128, SIZE) / 8,
+      "bias": normal(128),
+    }
+    x = normal(*SHAPE, dtype=jnp.bfloat16)
+
+    def model(p, x):
+      x = jnp.tanh(x) @ p["first"] + p["bias"]
+      return getattr(jax.nn, name)(x) @ p["second"]
+
+    stored, _ = jp.quantize_params(
+      params, "mxfp8", where=lambda p: 0 if p.array.ndim == 2 else False
+    )
+    accepted = jp.accept_quantized(
+      model, activations="mxfp8", fuse_activations=True
+    )
+
+    @jax.jit
+    def all_of_them(params, stored, x):
+      weights = {
+        n: jp.quantize(params[n].T, "mxfp8") for n in params if "b" not in n
+      }
+      h_q = jp.quantize(jnp.tanh(x), "mxfp8")
+      h = jp.linear(h_q, weights["first"], preferred_element_type=jnp.float32)
+      h = getattr(jp.nn, name)(h, bias=params["bias"], out_format="mxfp8")
+      return (
+        jp.linear(h, weights["second"], preferred_element_type=jnp.float32),
+        accepted(stored, x),
+        fused(model)(params, x),
+        jax.checkpoint(fused(model))(params, x),
+        fused(lambda p, x: jax.vmap(functools.partial(model, p))(x))(params, x),
+      )
+
+    first, *others = all_of_them(params, stored, x)
+    for i, y in enumerate(others):
+      np.testing.assert_array_equal(first, y, err_msg=str(i))
+    for function, given in ((fused(model), params), (accepted, stored)):
+      self.assertEqual(
+        outcomes(function, given, x), [(f"{name} with bias", "fused")]
+      )
 
   def test_layers_of_a_scan_are_fused_with_one_call_for_each_norm(self):
     params, x = block_params(layers=(2,)), normal(*SHAPE)

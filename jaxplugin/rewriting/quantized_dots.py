@@ -352,5 +352,7 @@ def _has_rule(primitive: Any, params: dict[str, Any]) -> bool:
   """
   if primitive.name not in calls.CUSTOM_RULES:
     return calls.any_contains(params, calls.CUSTOM_RULES)
-  functions = params.get("subfuns")
-  return not (functions and jax_private.is_own_function(functions[0]))
+  return not any(
+    jax_private.is_own_function(f) or jax_private.is_relu(f)
+    for f in (params.get("subfuns") or ())[:1]
+  )

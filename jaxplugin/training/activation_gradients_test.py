@@ -39,6 +39,10 @@ def halves_mlp(params, x):
   return (jax.nn.silu(gate) * up) @ params["down"]
 
 
+def ungated_mlp(params, x, activation=jax.nn.relu):
+  return activation(x @ params["gate"]) @ params["down"]
+
+
 def arrays(dtype=jnp.float32):
   rng = np.random.default_rng(0)
   sizes = {
@@ -83,7 +87,7 @@ def loss_of(fn):
 def found(fn, *args):
   """Returns the gradients that a function quantizes as it computes them."""
   lines = jp.explain(fn, *args).quantizations
-  words = "gradient of silu_and_mul"
+  words = "gradient of "
   return sorted(line.layer for line in lines if words in line.description)
 
 
@@ -139,6 +143,14 @@ class FusedGradientsTest(parameterized.TestCase):
       body = lambda x, p: (gated_mlp(p, x) + x, None)
       return jax.lax.scan(body, x, stack)[0]
 
+    gelu = functools.partial(ungated_mlp, activation=jax.nn.gelu)
+    for fn in (ungated_mlp, gelu):
+      for step in (
+        jax.grad(loss_of(fused(fn))),
+        fused(jax.grad(loss_of(fn))),
+        jax.grad(loss_of(fused(jax.jit(fn)))),
+      ):
+        self.assertEqual(found(step, params, x), ["gate"])
     steps = {
       "grad": jax.grad(loss_of(plain)),
       "grad inside": fused(jax.grad(loss_of(gated_mlp))),
@@ -199,7 +211,7 @@ class FusedGradientsTest(parameterized.TestCase):
 
   def test_gradients_are_near_those_of_the_model(self):
     params, x = arrays()
-    for fn in (gated_mlp, halves_mlp):
+    for fn in (gated_mlp, halves_mlp, ungated_mlp):
       got, other = (
         jax.jit(
           jax.grad(loss_of(jp.quantize_dots(fn, "mxfp8", **options)), (0, 1))
@@ -212,7 +224,7 @@ class FusedGradientsTest(parameterized.TestCase):
       ):
         error, usual = (np.linalg.norm(np.asarray(e - c)) for e in (a, b))
         # Both round the same matmuls; only the gradients' f32 bits differ.
-        self.assertLess(error, 1.1 * usual)
+        self.assertLessEqual(error, 1.1 * usual)
 
   @parameterized.parameters(
     "outside", "inside", "checkpoint", "jit", "jitted silu", "checkpointed silu"
@@ -227,6 +239,9 @@ class FusedGradientsTest(parameterized.TestCase):
       gate = jnp.minimum(x @ params["gate"], 8.0)
       up = lax.clamp(-8.0, x @ params["up"], 8.0)
       return (gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)) @ params["down"]
+
+    def maximum(params, x):  # All maxima are of two zeros.
+      return jnp.maximum(x @ params["gate"] - 8, 0) @ params["down"]
 
     def with_rule(rule, place):
       at = lambda name, f: scaled_derivative(rule, f) if place == name else f
@@ -255,7 +270,7 @@ class FusedGradientsTest(parameterized.TestCase):
       return jax.grad(sum_of(quantize(wrap(fn) if wrap else fn)))
 
     places = ("gate", "up", "silu", "product", "own silu")
-    functions = {"clamp": clamped} | {
+    functions = {"clamp": clamped, "maximum": maximum} | {
       f"{rule} of {place}": with_rule(rule, place)
       for rule, place in itertools.product(("vjp", "jvp"), places)
     }
@@ -310,7 +325,7 @@ class FusedGradientsTest(parameterized.TestCase):
   def test_devices_compute_their_part(self):
     params, x = arrays()
     mesh = Mesh(np.reshape(jax.devices()[:4], (2, 2)), ("data", "model"))
-    for fn in (gated_mlp, halves_mlp):
+    for fn in (gated_mlp, halves_mlp, ungated_mlp):
       step = jax.grad(loss_of(fused(fn)), (0, 1))
       want = jax.jit(step)(params, x)
       place = lambda a, *spec: jax.device_put(
