@@ -74,7 +74,8 @@ class Dots(calls.Walker):
       trace.
     known: the `QuantizedOperand`s of the function.
     sites: matmuls that were decided about.
-    results: results of matmuls; only recorded to fuse activations.
+    results: results of matmuls, and sums with them; only recorded to fuse
+      activations.
     of_rules: results of functions with a custom derivative.
     is_changed: whether a matmul was replaced.
   """
@@ -173,12 +174,12 @@ class Dots(calls.Walker):
     return out
 
   def note_result(self, x: Any) -> None:
-    """Records the result of a matmul, or the same numbers in another layout."""
+    """Records the result of a matmul, also moved or after an addition."""
     if self.transform.fuse_activations:
       self.results.put(x, x)
 
   def follow(self, primitive: Any, args: Sequence[Any], out: Any) -> None:
-    """Records what an operation that only moves elements returns."""
+    """Records what an operation that moves elements, or adds some, returns."""
     self.known.follow(primitive, args, out)
     if self.results and self.results.get(args[0]) is not None:
       for x in out if primitive.multiple_results else [out]:
@@ -196,9 +197,9 @@ class Dots(calls.Walker):
     """Returns an activation whose backward pass other matmuls recognize.
 
     A found call has values below all transformations. They are replaced by
-    results of matmuls, which may be differentiated. If another operation
-    computes an operand, or if the model's code has a custom derivative, y keeps
-    the derivative of the code.
+    results of matmuls, or sums with their biases, which may be differentiated.
+    If another operation computes an operand, or if the model's code has a
+    custom derivative, y keeps the derivative of the code.
     """
     call = found.call
     assert call is not None
@@ -208,12 +209,14 @@ class Dots(calls.Walker):
       or not found.seen.isdisjoint(self.of_rules.ids())
     ):
       return y
+    is_above = binding_private.staged(y) is not y
+    if is_above and found.of_sums is not None:
+      call = found.of_sums
     given: dict[str, Any] = {"x": call.x, **call.more}
-    if binding_private.staged(y) is not y:
-      for name, x in given.items():
-        given[name] = self.results.get(x)
-        if given[name] is None:
-          return y
+    if is_above:
+      given = {name: self.results.get(x) for name, x in given.items()}
+      if any(x is None for x in given.values()):
+        return y
     x = given.pop("x")
     live = dataclasses.replace(call, x=x, more=given)
     return activation_gradients.attached(y, live)

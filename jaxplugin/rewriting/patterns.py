@@ -88,6 +88,7 @@ class Found:
   Attributes:
     name: such as "rms_norm with weight".
     call: the prologue and its operands; None if no prologue computes the value.
+    of_sums: the call without a bias, of the sums with the bias; or None.
     reason: why no prologue does; "" if one does.
     seen: identities of the values that were compared with patterns.
     has_custom_derivative: whether the code may have another derivative than the
@@ -97,6 +98,7 @@ class Found:
 
   name: str
   call: prologues.PrologueCall | None = None
+  of_sums: prologues.PrologueCall | None = None
   reason: str = ""
   seen: frozenset[int] = frozenset()
   has_custom_derivative: bool = False
@@ -120,6 +122,7 @@ def find(x: Any) -> Found | None:
       return dataclasses.replace(
         found,
         call=_as_of(x, found.call),
+        of_sums=matcher.of_sums,
         seen=frozenset(matcher.seen),
         has_custom_derivative=matcher.has_custom_derivative,
       )
@@ -327,6 +330,7 @@ class _Matcher:
     # visit must give equal values. The operation stays alive.
     self._functions: dict[tuple[int, int], tuple[Any, _Function]] = {}
     self.seen: set[int] = set()
+    self.of_sums: prologues.PrologueCall | None = None
     self.has_custom_derivative = False
 
   # Values.
@@ -774,7 +778,7 @@ class _Matcher:
   ) -> prologues.PrologueCall:
     """Returns the activation with a root that computes a value."""
     if kind == "relu":
-      return self._ungated("relu", value, root)
+      return self._before_biases("relu", value.shape, [self._bare(root)])
     if kind in ("erf", "erfc"):
       raise _NotMatchedError(
         "it is the exact gelu; pass approximate=True to jax.nn.gelu"
@@ -809,7 +813,7 @@ class _Matcher:
     if factor != wanted:
       raise _NotMatchedError("it is also multiplied by a number")
     if not rest and alpha == 1:
-      return self._ungated(function, value, gate)
+      return self._before_biases(function, value.shape, [gate])
     if not rest:
       raise _NotMatchedError("it is x * sigmoid(alpha * x), not silu or gelu")
     if len(rest) > 1:
@@ -829,20 +833,37 @@ class _Matcher:
     both, name = (
       ([gate, up], None) if halves is None else ([halves[0]], halves[1])
     )
-    pairs = [pair for v in both if (pair := self._biased(v)) is not None]
-    bias = None
-    if len(pairs) == len(both):
-      both, bias = [v for v, _ in pairs], _joined([row for _, row in pairs])
-    x, *ups = both
-    more = {"up": ups[0] if ups else None, "bias": bias}
-    return _call(function, value.shape, x, more, halves=name, **numbers)
+    return self._before_biases(
+      function, value.shape, both, halves=name, **numbers
+    )
 
-  def _ungated(
-    self, function: str, value: _Value, gate: _Value
+  def _before_biases(
+    self,
+    function: str,
+    shape: tuple[Any, ...],
+    sums: list[_Value],
+    **fields: Any,
   ) -> prologues.PrologueCall:
-    """Returns the call of an activation without factors."""
-    x, bias = self._biased(gate) or (self._bare(gate), None)
-    return _call(function, value.shape, x, {"bias": bias})
+    """Returns the call of an activation, before biases are added to its arrays.
+
+    `sums` are x, and `up` if it is an operand.
+    """
+
+    def call(
+      arrays: list[_Value], bias: _Value | None
+    ) -> prologues.PrologueCall:
+      x, *ups = arrays
+      more = {"up": ups[0] if ups else None, "bias": bias}
+      return _call(function, shape, x, more, **fields)
+
+    pairs = [pair for v in sums if (pair := self._biased(v)) is not None]
+    if len(pairs) < len(sums):
+      return call(sums, None)
+    rows = _joined([row for _, row in pairs])
+    found = call([v for v, _ in pairs], rows)
+    if all(v.function is None for v in sums):
+      self.of_sums = call(sums, None)
+    return found
 
   def _of_relu(self, value: _Value) -> _Value | None:
     """Returns x if a value is max(x, 0), or None."""

@@ -277,6 +277,8 @@ class _Watcher:
     out = self._bind(bind, primitive, args, params, dots, origins)
     if _has_rule(primitive, params):
       dots.note_rule(out if primitive.multiple_results else [out])
+    if params.get("name") == "add":  # `jnp.add`, of a bias
+      dots.follow(primitive, args, out)
     self._seen.sites += dots.sites[start:]
     sites.record(dots.sites[start:])
     if "subfuns" not in params:

@@ -197,6 +197,8 @@ def kernel_cases():
   norm, with_residual, with_bias = CASES[1:4]
   with_up, gated = CASES[7:9]
   of_gate, of_up, of_halves = GRADIENTS[:3]
+  silu, gelu, relu = CASES[-3:]
+  of_silu, _, of_relu = GRADIENTS[-3:]
   both, last, nvfp4 = along(2, merged=True), along(2), formats.NVFP4
 
   def case(
@@ -242,5 +244,11 @@ def kernel_cases():
     case("both_swigluoai_gradient_nvfp4", GRADIENTS[5], both, nvfp4,
          others=("finite_amax_both",)),
     case("both_silu_and_mul_gradient_nvfp4", of_halves, both, nvfp4, 0.02),
+    case("silu_nvfp4", silu, format=nvfp4, given=0.02),
+    case("both_gelu_mxfp8", gelu, both),
+    case("relu_mxfp8_amax", relu, along(1), returns_amax=True),
+    case("silu_gradient_mxfp8", of_silu, along(1)),
+    case("both_relu_gradient_nvfp4", of_relu, both, nvfp4,
+         others=("finite_amax_both",)),
   )
   # fmt: on

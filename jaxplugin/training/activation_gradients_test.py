@@ -39,8 +39,15 @@ def halves_mlp(params, x):
   return (jax.nn.silu(gate) * up) @ params["down"]
 
 
+def biased_mlp(params, x):
+  bias = jnp.sin(params["down"][:, 0])
+  gate, up = (x @ params[name] + bias for name in ("gate", "up"))
+  return (jax.nn.silu(gate) * up) @ params["down"]
+
+
 def ungated_mlp(params, x, activation=jax.nn.relu):
-  return activation(x @ params["gate"]) @ params["down"]
+  h = x @ params["gate"] + jnp.sin(params["down"][:, 0])
+  return activation(h) @ params["down"]
 
 
 def arrays(dtype=jnp.float32):
@@ -153,6 +160,7 @@ class FusedGradientsTest(parameterized.TestCase):
         self.assertEqual(found(step, params, x), ["gate"])
     steps = {
       "grad": jax.grad(loss_of(plain)),
+      "bias": jax.grad(loss_of(fused(biased_mlp))),
       "grad inside": fused(jax.grad(loss_of(gated_mlp))),
       "jit": jax.grad(loss_of(fused(jax.jit(gated_mlp)))),
       "checkpoint": jax.grad(loss_of(fused(jax.checkpoint(gated_mlp)))),
@@ -211,7 +219,7 @@ class FusedGradientsTest(parameterized.TestCase):
 
   def test_gradients_are_near_those_of_the_model(self):
     params, x = arrays()
-    for fn in (gated_mlp, halves_mlp, ungated_mlp):
+    for fn in (gated_mlp, halves_mlp, biased_mlp, ungated_mlp):
       got, other = (
         jax.jit(
           jax.grad(loss_of(jp.quantize_dots(fn, "mxfp8", **options)), (0, 1))
