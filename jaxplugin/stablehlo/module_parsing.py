@@ -27,7 +27,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from jaxlib.mlir import ir
+from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
 from jaxplugin.jaxext import jaxlib_private
@@ -204,6 +204,11 @@ def _parse_text(text: str, name: str, context: ir.Context) -> Parsed:
   if is_hlo(text):
     text = _convertible(text)
     module = _parse(_convert_hlo(text, name), name, context)
+    # jaxlib inlines the computations of loops and conditionals, and also leaves
+    # each as a private function that nothing calls.
+    with context:
+      unused = passmanager.PassManager.parse("builtin.module(symbol-dce)")
+      unused.run(module.operation)
     try:
       _as_composites(module, list(walk(module.operation)))
     except ValueError as error:

@@ -132,6 +132,35 @@ class ScaledDotTest(absltest.TestCase):
       modules.read(module(arrays, "f32[4,4]", self.CONTRACT_1), "m.hlo")
 
 
+class LoopTest(absltest.TestCase):
+  def test_computation_of_a_loop_is_read_once(self):
+    text = """HloModule m
+
+step {
+  x = f32[8,64] parameter(0)
+  q = (f8e4m3fn[8,64], f8e8m0fnu[8,2]) custom-call(x),
+    custom_call_target="__op$quantize"
+  v = f8e4m3fn[8,64] get-tuple-element(q), index=0
+  s = f8e8m0fnu[8,2] get-tuple-element(q), index=1
+  ROOT y = f32[8,64] custom-call(v, s), custom_call_target="__op$dequantize"
+}
+
+more {
+  x = f32[8,64] parameter(0)
+  ROOT p = pred[] constant(false)
+}
+
+ENTRY main {
+  x = f32[8,64] parameter(0)
+  ROOT y = f32[8,64] while(x), condition=more, body=step
+}
+"""
+    done = rewriter.rewrite_source(modules.read(text, "m.hlo"), CPU)
+    self.assertEqual(
+      [item.call for item in done], ["__op$quantize", "__op$dequantize"]
+    )
+
+
 class CompositeTest(absltest.TestCase):
   def test_composite_without_attributes_is_read(self):
     text = """HloModule m
