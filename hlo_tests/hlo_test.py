@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import functools
 import io
+import os
 import pathlib
 import re
 import shutil
@@ -22,6 +23,7 @@ import tool
 from absl.testing import absltest, parameterized
 
 from jaxplugin.lab.compilation import deviceless
+from jaxplugin.testing import written_modules
 
 PATHS = golden.paths()
 IMPOSSIBLE = "no such text in any module"
@@ -220,6 +222,34 @@ class ToolTest(parameterized.TestCase):
 
 
 class LitTest(absltest.TestCase):
+  def test_folder_of_the_documentation_passes_and_can_fail(self):
+    lit = shutil.which("lit", path=str(pathlib.Path(sys.executable).parent))
+    if lit is None:
+      self.skipTest("lit is not installed beside this Python")
+    page = golden.ROOT.parent / "docs" / "how_to" / "golden_tests.md"
+    checks, config = (
+      "".join(f"{line.strip()}\n" for line in block.splitlines())
+      for block in re.findall(r"(?:^(?: {4}.*)?\n)+", page.read_text(), re.M)
+      if block.strip()
+    )
+    module = written_modules.dot_module()
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    (folder / "lit.cfg.py").write_text(config)
+    (folder / "good.mlir").write_text(checks + module)
+    wrong = checks.replace("CHECK-NOT", "CHECK")
+    (folder / "wrong.mlir").write_text(wrong + module)
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.defpath))
+    done = subprocess.run(
+      [lit, folder],
+      capture_output=True,
+      text=True,
+      check=False,
+      env={"PATH": path},
+    )
+    self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+    self.assertIn("PASS: golden :: good.mlir", done.stdout)
+    self.assertIn("FAIL: golden :: wrong.mlir", done.stdout)
+
   def test_run_lines_are_shell_commands(self):
     lit = shutil.which("lit", path=str(pathlib.Path(sys.executable).parent))
     if lit is None:
