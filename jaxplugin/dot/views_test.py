@@ -75,6 +75,22 @@ def backend(emit=by_general_dot, **changes):
   return jp.Backend(**{**fields, **changes})
 
 
+def with_print(call):
+  jax.debug.print("rows {}", call.lhs.values)
+  return by_general_dot(call)
+
+
+def with_callback(call):
+  result = jax.ShapeDtypeStruct(call.shape, call.dtype)
+  return jax.pure_callback(lambda: np.zeros(call.shape, call.dtype), result)
+
+
+def with_sharding(call):
+  mesh = jax.make_mesh((1,), ("x",))
+  spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  return jax.lax.with_sharding_constraint(by_general_dot(call), spec)
+
+
 class BackendTestCase(parameterized.TestCase):
   def register(self, emit=by_general_dot, first=False, **changes):
     result = jp.register_backend(backend(emit, **changes), first=first)
@@ -538,8 +554,9 @@ class EverywhereTest(BackendTestCase):
       self.assertEqual(emit.call_count, int(is_portable))
       self.doCleanups()
 
-  def test_rewriting_a_module(self):
-    emit = mock.Mock(side_effect=by_rows)
+  @parameterized.parameters(by_rows, with_sharding)
+  def test_rewriting_a_module(self, function):
+    emit = mock.Mock(side_effect=function)
     self.register(emit)
     module = written_modules.dot_module()
     target = jp.detect_target("cpu")
@@ -549,6 +566,18 @@ class EverywhereTest(BackendTestCase):
     arrays = x.operand, w.operand, x.scale, w.scale
     (actual,) = written_modules.run(text, *arrays)
     contract.assert_exact(actual, x.exact @ w.exact.T, actual.dtype)
+
+  @parameterized.parameters(with_print, with_callback)
+  def test_a_rewritten_module_cannot_call_python(self, emit):
+    self.register(emit)
+    module = written_modules.dot_module()
+    for target in (CPU, jp.named_target("cpu")):
+      with self.assertRaisesRegex(
+        NotImplementedError,
+        r"at <str>:3:10: .*Python function, got .*python_cpu_callback in"
+        " block_scaled_dot.mxfp8_acme",
+      ):
+        jp.rewrite(module, target, implementation="acme", strict=True)
 
 
 class MeasuredTest(BackendTestCase):

@@ -24,7 +24,7 @@ from jaxplugin.core import formats, targets
 from jaxplugin.dot import backends, calls, primitive, problems, sides
 from jaxplugin.dropin import nn_operands, nn_scaled
 from jaxplugin.operation import choice
-from jaxplugin.stablehlo import module_calls
+from jaxplugin.stablehlo import module_calls, module_parsing, modules
 
 # Beginnings of functions' names.
 _KINDS: Final = {
@@ -46,6 +46,8 @@ _RESHAPING: Final = ("stablehlo.reshape", "stablehlo.slice")
 # Operations that may leave the values of an array unchanged.
 _KEEPING: Final = ("stablehlo.convert", *_RESHAPING)
 _LONGEST_CHAIN: Final = 100
+# JAX's custom calls of a Python function, such as xla_ffi_python_cpu_callback.
+_CALLBACK: Final = re.compile(r"xla_\w*python_\w*callback")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,9 +71,23 @@ class Lowering:
   platform: str
 
   def stablehlo(self) -> Any:
-    """Returns an `ir.Module` whose @main is the function."""
+    """Returns an `ir.Module` whose @main is the function.
+
+    Raises:
+      NotImplementedError: If it calls Python, as `jax.debug.print` does.
+    """
     lowered = self.traced.lower(lowering_platforms=(self.platform,))
-    return lowered.compiler_ir("stablehlo")
+    module = lowered.compiler_ir("stablehlo")
+    for operation in modules.walk(module.operation):
+      if operation.name == "stablehlo.custom_call":
+        name = module_parsing.string(operation.attributes["call_target_name"])
+        if _CALLBACK.fullmatch(name):
+          raise NotImplementedError(
+            "a module cannot hold a Python function, got a custom call of"
+            f" {name} in {self.name}. Remove jax.debug.print and callbacks from"
+            " the backend, or pass another implementation="
+          )
+    return module
 
   def refusal(self) -> str:
     """Returns why this process cannot lower the dot; "" if it can."""
@@ -392,11 +408,10 @@ def is_emitted(
     unchanged. Its operands must be unprepared, or already prepared in the
     module.
   """
-  functions = list(emitted.body)
-  (block,) = functions[0].regions[0].blocks
+  (block,) = ir.SymbolTable(emitted.operation)["main"].regions[0].blocks
   operations = [child.operation for child in block]
   dots = [op for op in operations if module_calls.call_name(op) is not None]
-  if len(functions) != 1 or len(dots) != 1:
+  if len(list(emitted.body)) != 1 or len(dots) != 1:
     return False
   (product,) = dots
   if not (

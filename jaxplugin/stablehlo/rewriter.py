@@ -354,7 +354,8 @@ def _add_functions(module: ir.Module, table: Any, name: str) -> str:
     taken.add(names[old])
     ir.SymbolTable.replace_all_symbol_uses(old, names[old], module.operation)
     ir.SymbolTable.set_symbol_name(function, names[old])
-    ir.SymbolTable.set_visibility(function, "private")
+    if isinstance(function, func.FuncOp):  # not a mesh
+      ir.SymbolTable.set_visibility(function, "private")
   for function in functions:
     for attribute in ("arg_attrs", "res_attrs"):  # names, for @main only
       if attribute in function.attributes:
