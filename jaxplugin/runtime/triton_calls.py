@@ -20,7 +20,8 @@ locations depend on the folder of the kernel's source, so `rewrite` removes it.
 
 On NVIDIA the code is PTX. jax-triton 0.3 writes the newest PTX version that
 Triton's ptxas supports. jaxlib may find an older ptxas, so `rewrite` also
-changes the version.
+changes the version. Before a launch jaxlib assembles the PTX for one
+architecture.
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ _TTIR: Final = 5
 _VARINT: Final = 0
 _SIZES: Final = {1: 8, 5: 4}  # bytes of fixed-size fields, by wire type
 _DELIMITED: Final = 2
+_PTX_TARGET: Final = re.compile(
+  rb"^\.target sm_(\d{2,3})([af]?)\b", re.MULTILINE
+)
+# A payload starts with the kernel, and PTX with its target.
+_HEADER_BYTES: Final = 1 << 16
 _PTX_VERSION: Final = re.compile(rb"^\.version \d+\.\d+$", re.MULTILINE)
 
 
@@ -146,6 +152,55 @@ def rewrite(operation: Any, target: CallTarget, ptx_version: int) -> None:
     attributes[_NAME] = ir.StringAttr.get(target.name)
     kind = ir.IntegerType.get_signless(32)
     attributes[_VERSION] = ir.IntegerAttr.get(kind, target.api_version)
+
+
+def architecture(operation: Any) -> str | None:
+  """Returns the architecture of a call's kernel, such as "sm_90a".
+
+  It is None if the payload has no PTX: jax-triton's payload for an AMD GPU is
+  the path of a file.
+
+  Args:
+    operation: an `ir.Operation` whose call target is in `NAMES`.
+  """
+  config = None
+  for name in (_CONFIG, _TYPED_CONFIG):
+    if name in operation.attributes:
+      config = operation.attributes[name]
+  if isinstance(config, ir.DictAttr):
+    config = {item.name: item.attr for item in config}.get(_OPAQUE)
+  if not isinstance(config, ir.StringAttr):
+    return None
+  try:
+    # The size is limited because the module may be malicious.
+    header = zlib.decompressobj().decompress(config.value_bytes, _HEADER_BYTES)
+  except zlib.error:
+    return None
+  found = _PTX_TARGET.search(header)
+  return None if found is None else f"sm_{(found[1] + found[2]).decode()}"
+
+
+def runs_on(
+  architecture: str, compute_capability: tuple[int, int] | None
+) -> bool:
+  """Returns whether a GPU runs a kernel of an `architecture`.
+
+  jaxlib assembles PTX for the architecture of the kernel. The result runs on
+  later GPUs of the same major version, unless it has architecture-specific
+  features ("sm_90a").
+
+  Args:
+    architecture: the kernel's.
+    compute_capability: of the GPU; None if it is not NVIDIA's.
+  """
+  number = int(re.sub(r"\D", "", architecture))
+  major, minor = divmod(number, 10)
+  if compute_capability is None or major != compute_capability[0]:
+    return False
+  is_specific = not architecture[-1].isdigit()
+  return minor == compute_capability[1] or (
+    not is_specific and minor < compute_capability[1]
+  )
 
 
 def edited_payload(payload: bytes, ptx_version: int) -> bytes:

@@ -23,7 +23,8 @@ import jaxplugin as jp
 from jaxplugin.jaxext import jaxlib_private
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.runtime import triton_calls, triton_library
-from jaxplugin.testing import installed
+from jaxplugin.stablehlo import modules
+from jaxplugin.testing import installed, written_modules
 
 FFI, LEGACY = triton_calls.FFI_CALL, triton_calls.LEGACY_CALL
 H200 = jp.named_target("h200")
@@ -141,6 +142,66 @@ class ChosenTest(parameterized.TestCase):
     if importlib.util.find_spec("jax_rocm7_plugin") is not None:
       self.skipTest("there is one")
     self.assertIsNone(jaxlib_private.triton_handlers("rocm"))
+
+
+class ArchitectureTest(parameterized.TestCase):
+  def architecture(self, code, **changes):
+    module = written_modules.triton_module(code)
+    for name, value in changes.items():
+      module = module.replace(name, value)
+    (call,) = (
+      operation
+      for operation in modules.walk(modules.read(module).module.operation)
+      if operation.name == "stablehlo.custom_call"
+    )
+    return triton_calls.architecture(call)
+
+  @parameterized.parameters(
+    (b"name\n.version 8.8\n.target sm_90a\n", "sm_90a"),
+    (b".version 8.8\n.target sm_80\n.address_size 64", "sm_80"),
+    (b"// .target sm_80\n", None),
+    (b"/tmp/kernel.hsaco", None),
+    (bytes(1 << 26) + b"\n.target sm_90a", None),
+  )
+  def test_it_is_read_from_ptx(self, code, expected):
+    self.assertEqual(self.architecture(code), expected)
+
+  def test_it_is_read_from_both_calls(self):
+    code = b".version 8.8\n.target sm_90a\n"
+    found = self.architecture(
+      code,
+      **{
+        "mhlo.backend_config = {opaque =": "backend_config =",
+        "}, api_version = 1": ", api_version = 2",
+      },
+    )
+    self.assertEqual(found, "sm_90a")
+
+  def test_a_payload_that_is_missing_or_elided_has_none(self):
+    for name in ("opaque", "mhlo.backend_config"):
+      found = self.architecture(b".target sm_90a", **{name: "other"})
+      self.assertIsNone(found)
+    source = modules.read(written_modules.triton_module(bytes(range(256))))
+    source.elide()
+    with self.assertWarnsRegex(jp.RewriteWarning, "no PTX"):
+      jp.rewrite(str(source.module), H200)
+
+  # CUDA C++ Programming Guide, "Binary Compatibility" and "Feature set".
+  @parameterized.parameters(
+    ("sm_80", (8, 0), True),
+    ("sm_80", (8, 9), True),
+    ("sm_89", (8, 0), False),
+    ("sm_80", (9, 0), False),
+    ("sm_90a", (9, 0), True),
+    ("sm_90a", (10, 0), False),
+    ("sm_100a", (10, 0), True),
+    ("sm_100a", (10, 3), False),
+    ("sm_120a", (12, 1), False),
+    ("sm_121a", (12, 1), True),
+    ("sm_90a", None, False),
+  )
+  def test_a_gpu_runs_code_of_its_major_version(self, name, gpu, expected):
+    self.assertEqual(triton_calls.runs_on(name, gpu), expected)
 
 
 @needs_jax_triton

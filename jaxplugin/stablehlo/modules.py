@@ -29,7 +29,6 @@ from jaxlib.mlir.dialects import stablehlo
 
 from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
-from jaxplugin.kernels.cpu import library
 from jaxplugin.stablehlo import module_parsing, module_process
 
 TEXT: Final = "text"
@@ -99,16 +98,6 @@ class ParsedModule:
           f" platforms=[{platform!r}]"
         )
 
-  def refuse_cpu_kernels(self, target: targets.Target) -> None:
-    """Raises ModuleError if the module for a GPU calls the CPU kernels."""
-    if target.platform == "cpu":
-      return
-    for operation in walk(self.module.operation):
-      if operation.name == "stablehlo.custom_call":
-        name = module_parsing.string(operation.attributes["call_target_name"])
-        if name in library.HANDLERS:
-          raise wrong_platform(self.name, name, target)
-
   def serialize(self, form: str) -> str | bytes:
     """Returns `module` in one of `FORMS`; raises the errors of `write`."""
     if form == TEXT:
@@ -147,24 +136,32 @@ class ParsedModule:
     return f"{file}:{place.start_line}{column}"
 
 
-def wrong_platform(
-  name: str, call_target: str, target: targets.Target
+def wrong_target(
+  name: str, call: str, target: targets.Target, architecture: str = ""
 ) -> ModuleError:
-  """Returns the error for a module that was lowered for another platform.
+  """Returns the error for a module that was lowered for another device.
 
   Args:
     name: the module's name.
-    call_target: a custom call that the target's platform does not have.
+    call: name of a custom call that the target cannot run, and its location.
     target: the device that the module is read for.
+    architecture: architecture of the call's kernel; "" if the target's platform
+      does not have the call.
   """
+  reason = (
+    f"a kernel for {architecture}, which {target} does not run"
+    if architecture
+    else "which that platform does not have"
+  )
   return ModuleError(
     f"{name}: the module must be lowered for the platform {target.platform!r}"
-    f" of {target.name}, got a custom call of {call_target}, which that"
-    " platform does not have. Lower the function again: inside"
+    f" of {target.name}, got a custom call of {call}, {reason}. Lower the"
+    " function again: inside"
     f" jp.use_target(jp.named_target({target.name!r})) call jax.jit(fn)"
     f".trace(*args).lower(lowering_platforms=({target.platform!r},)).as_text()."
     " Or run `python -m jaxplugin compile PACKAGE.MODULE:FUNCTION --target"
-    f" {target.name}`"
+    f" {target.name}`. Or rewrite a module that still has the block-scaled"
+    " calls instead of kernels"
   )
 
 

@@ -17,8 +17,10 @@ from jaxlib.mlir.dialects import func, sdy, stablehlo
 from jaxplugin import quantization
 from jaxplugin.core import decisions, targets
 from jaxplugin.dot import backends
+from jaxplugin.kernels.cpu import library
 from jaxplugin.operation import choice
 from jaxplugin.quantization import arguments
+from jaxplugin.runtime import triton_calls, triton_library
 from jaxplugin.stablehlo import (
   module_calls,
   module_functions,
@@ -33,7 +35,10 @@ _BINDINGS_ERROR: Final = re.compile(r"nanobind::.*str.*conversion error")
 
 
 class RewriteWarning(UserWarning):
-  """A call that `rewrite` leaves unchanged; the text has place and reason."""
+  """A call that `rewrite` leaves unchanged; the text has place and reason.
+
+  The call is block-scaled, or launches a kernel whose architecture is unknown.
+  """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,9 +97,8 @@ def rewrite(
   function that computes it on `target`: a dot by the backend that
   `block_scaled_dot` chooses. A second call for the target changes nothing.
 
-  A call that cannot be lowered stays unchanged. So does everything else.
-  docs/reference/custom_calls.md lists the calls, their numerics, attributes and
-  shardings.
+  Everything else stays. docs/reference/custom_calls.md lists the calls, their
+  numerics, attributes and shardings.
 
   Args:
     module: StableHLO or HLO text, bytecode, a portable artifact (bytes), an
@@ -105,23 +109,23 @@ def rewrite(
     implementation: a backend for all dots; None chooses one for each.
     scale_rounding: "up" or "floor", for E8M0 scales.
     strict: True raises if a call cannot be lowered.
-    trusted: True parses the module in this process. By default a child process
-      parses text and bytes first, because jaxlib's parsers crash on some
-      malformed modules.
+    trusted: True parses the module in this process only. By default a child
+      process parses first, because jaxlib crashes on some malformed modules.
 
   Returns:
     The same kind as `module`: text, bytes, an `ir.Module` or an `Exported`. HLO
     text becomes StableHLO. If nothing changes, `module` itself.
 
   Raises:
-    jp.ModuleError: If the module is not valid, crashes the parser, or calls CPU
-      kernels and `target` is a GPU.
+    jp.ModuleError: If the module is not valid, crashes the parser, or calls a
+      kernel that was lowered for another device than `target`.
     TypeError, ValueError: If an argument is not valid.
     NotImplementedError: If `strict` and a call cannot be lowered; TypeError and
       ValueError are possible too.
 
   Warns:
-    jp.RewriteWarning: If a call cannot be lowered and `strict` is False.
+    jp.RewriteWarning: If a call cannot be lowered and `strict` is False, or the
+      architecture of a Triton kernel is unknown.
 
   Example:
     >>> import jax
@@ -186,6 +190,46 @@ def examine(
     return rewriter.rewrite_all(strict)
 
 
+def check_kernels(source: modules.ParsedModule, target: targets.Target) -> None:
+  """Checks that `target` runs the kernels that a module calls.
+
+  Raises:
+    ModuleError: If a kernel was lowered for another platform, or compiled for
+      an architecture that `target` does not run.
+
+  Warns:
+    RewriteWarning: If the architecture of a kernel is unknown.
+  """
+  with readable(source):
+    for operation in modules.walk(source.module.operation):
+      if operation.name != "stablehlo.custom_call":
+        continue
+      name = module_parsing.string(operation.attributes["call_target_name"])
+      if name in library.HANDLERS:
+        platforms: tuple[str, ...] = ("cpu",)
+      elif name in triton_calls.NAMES:
+        platforms = triton_library.PLATFORMS
+      else:
+        continue
+      place = source.location(operation)
+      call = f"{name} at {place}" if place else name
+      if target.platform not in platforms:
+        raise modules.wrong_target(source.name, call, target)
+      if target.platform == "cpu":
+        continue
+      architecture = triton_calls.architecture(operation)
+      if architecture is None:
+        warnings.warn(
+          f"{source.name}: kernels must be compiled for {target}, got a custom"
+          f" call of {call}, whose payload has no PTX and so no architecture."
+          " Lower the function again if it was lowered for another device",
+          RewriteWarning,
+          stacklevel=5,  # the caller of `rewrite`
+        )
+      elif not triton_calls.runs_on(architecture, target.compute_capability):
+        raise modules.wrong_target(source.name, call, target, architecture)
+
+
 @contextlib.contextmanager
 def readable(source: modules.ParsedModule) -> Iterator[None]:
   """Raises `ModuleError` if Python cannot read a part of a module."""
@@ -219,7 +263,7 @@ class _Rewriter:
     targets.require("rewrite", target)
     backends.validate_name(implementation)
     arguments.validate_scale_rounding("rewrite", scale_rounding)
-    source.refuse_cpu_kernels(target)
+    check_kernels(source, target)
     self._source = source
     self._options = (target, implementation, scale_rounding)
     self._is_examining = is_examining

@@ -395,6 +395,36 @@ class FormsTest(parameterized.TestCase):
       with self.assertRaisesRegex(jp.ModuleError, "jaxplugin_dequantize"):
         function()
 
+  @parameterized.parameters("cpu", "h200", "b300", "mi300x")
+  def test_triton_kernels_for_another_device_are_refused(self, name):
+    module = written_modules.triton_module(b".version 8.8\n.target sm_100a\n")
+    self.assertEqual(jp.rewrite(module, jp.named_target("b200")), module)
+    target = jp.named_target(name)
+    kernel = (
+      ", which that" if name == "cpu" else ", a kernel for sm_100a, which"
+    )
+    for function in (
+      lambda: jp.rewrite(module, target),
+      lambda: jp.explain(module, target=target),
+    ):
+      with self.assertRaisesRegex(
+        jp.ModuleError,
+        f"of {name}, got a custom call of triton_kernel_call_ffi at"
+        f" <str>:3:10{kernel} .*Or rewrite a module that still has",
+      ):
+        function()
+
+  @parameterized.parameters("h200", "mi300x")
+  def test_triton_kernel_without_an_architecture_is_a_warning(self, name):
+    module = written_modules.triton_module(b"/tmp/kernel.hsaco")
+    with self.assertWarnsRegex(
+      jp.RewriteWarning, f"for {name} .*got .*_ffi at <str>:3:10, whose payload"
+    ) as caught:
+      self.assertEqual(
+        jp.rewrite(module, jp.named_target(name), strict=True), module
+      )
+    self.assertEqual(caught.filename, __file__)
+
   def test_anything_else_is_refused(self):
     with self.assertRaisesRegex(TypeError, "target must be a jp.Target.*'cpu'"):
       jp.rewrite(self.text, "cpu")

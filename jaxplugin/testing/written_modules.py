@@ -8,6 +8,7 @@ code under test.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -95,6 +96,18 @@ def cpu_module() -> str:
   operands = [array((8, 64), "float8_e4m3fn"), array((8, 2), "float8_e8m0fnu")]
   result = array((8, 64), np.float32)
   return call_module("jaxplugin_dequantize", operands, [result])
+
+
+def triton_module(code: bytes) -> str:
+  """A module with a call of a Triton kernel, whose machine code is `code`."""
+  payload = "".join(f"\\{byte:02X}" for byte in zlib.compress(code))
+  x = array((8, 64), np.float32)
+  return call_module(
+    "triton_kernel_call_ffi",
+    [x],
+    [x],
+    f'mhlo.backend_config = {{opaque = "{payload}"}}, api_version = 1 : i32',
+  )
 
 
 def run(module: str | bytes, *arrays: Any) -> list[np.ndarray]:

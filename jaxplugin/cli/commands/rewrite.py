@@ -33,8 +33,8 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   command.add_argument(
     "--format",
     choices=modules.FORMS,
-    help="text, MLIR bytecode, or a StableHLO portable artifact; default: the"
-    " form of FILE",
+    help="StableHLO text, MLIR bytecode, or a StableHLO portable artifact;"
+    " default: the form of FILE, and text if FILE is HLO",
   )
   arguments.add_switches(
     command,
@@ -118,9 +118,10 @@ COMMAND: Final = arguments.Command(
   description="Lowers each __op$quantize, __op$dequantize,"
   " __op$block_scaled_dot, __cudnn$blockScaledDot and xla.scaled_dot of a"
   " module with the backend that is chosen for the target.",
-  epilog="A message for each call goes to standard error. A call that cannot"
-  " be lowered is not changed, and its message says why. A module without such"
-  " calls is written unchanged.",
+  epilog="HLO text becomes StableHLO text. A message for each call goes to"
+  " standard error. A call that cannot be lowered is not changed, and its"
+  " message says why. A module without such calls is written unchanged. A"
+  " module that calls kernels for another device is an error.",
   examples=(
     "model.mlir --target b200 --cudnn 9.12 -o out.mlir",
     "model.mlirbc --target h100 --format text",

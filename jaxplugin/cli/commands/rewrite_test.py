@@ -184,8 +184,14 @@ ENTRY main {
     (
       "cpu.mlir --target h100",
       r"error: \S*cpu.mlir: .*lowered for the platform 'cuda' of h100, got a"
-      r" custom call of jaxplugin_dequantize, .*use_target\(jp.named_target\("
-      r"'h100'\)\) .*lower\(lowering_platforms=\('cuda',\)\)",
+      r" custom call of jaxplugin_dequantize at \S*cpu.mlir:3:10, which that .*"
+      r"use_target\(jp.named_target\('h100'\)\) .*"
+      r"lower\(lowering_platforms=\('cuda',\)\)",
+    ),
+    (
+      "b200.mlir --target h200 --cudnn 9.13",
+      r"error: \S*b200.mlir: .*a kernel for sm_100a, which h200 \(cuda, sm_90,"
+      r" cuDNN 9\.13\.0\) does not run",
     ),
     ("none.mlir --target cpu", r"error: \S*none\.mlir: No such file"),
     ("bad.mlir", r"error: \S*bad\.mlir:2:15: expected"),
@@ -195,6 +201,8 @@ ENTRY main {
   )
   def test_bad_input_is_one_line_and_status_2(self, line, pattern):
     self.write("cpu.mlir", written_modules.cpu_module())
+    b200 = written_modules.triton_module(b"\n.target sm_100a\n")
+    self.write("b200.mlir", b200)
     self.write("bad.mlir", "module {\n func.func @x( }\n")
     bytecode = modules.read(MODULE).serialize("bytecode")
     self.write("cut.mlirbc", bytecode[: len(bytecode) // 2])

@@ -147,9 +147,10 @@ def of_module(
 
   Raises:
     ValueError, deviceless.DevicelessError: See `deviceless.mesh`.
-    modules.ModuleError: If the module was lowered for another platform.
+    modules.ModuleError: If the module was lowered for another device.
     jax.errors.JaxRuntimeError: If XLA cannot compile the module.
   """
+  rewriter.check_kernels(source, target)
   attributes = source.module.operation.attributes
   partitions = 1
   if "mhlo.num_partitions" in attributes:
@@ -162,7 +163,7 @@ def of_module(
     unknown = _UNKNOWN_CALL.search(str(error))
     if unknown is None:
       raise
-    raise modules.wrong_platform(source.name, unknown[1], target) from error
+    raise modules.wrong_target(source.name, unknown[1], target) from error
   return of_executable(source.name, target, executable)
 
 

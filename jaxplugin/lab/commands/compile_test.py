@@ -96,11 +96,13 @@ class CompileTest(command_lines.CommandLineTestCase):
       self.assertEqual("no cuDNN is assumed: b200" in err, expected)
 
   @needs_compiler
-  def test_module_of_another_platform_is_refused(self):
+  def test_module_of_another_device_is_refused(self):
+    h200 = written_modules.triton_module(b"\n.target sm_90a\n")
     svd = jax.jit(jnp.linalg.svd).lower(jnp.eye(8)).as_text()
     for text, call in (
-      (written_modules.cpu_module(), "jaxplugin_dequantize"),
+      (written_modules.cpu_module(), "jaxplugin_dequantize at .*"),
       (svd, "lapack_sgesdd_ffi"),
+      (h200, "triton_kernel_call_ffi at .*, a kernel for sm_90a"),
     ):
       path = self.write("cpu.mlir", text)
       status, out, err = self.compile(str(path))
