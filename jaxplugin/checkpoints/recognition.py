@@ -119,7 +119,7 @@ def recognize(
       weights[entry.parts[0].name] = entry
   # A part belongs to its weight, in any order of the file.
   taken = {part.name for entry in weights.values() for part in entry.parts}
-  names = sorted(source.tensors)
+  names = sorted(source.tensors.keys() - taken)
   for name, tensor in source.tensors.items():
     if name in taken or name in wrong:
       continue
@@ -227,7 +227,7 @@ def _unsupported(
 ) -> str | None:
   """Returns why a tensor looks quantized, and how; None if it does not.
 
-  The names of all tensors are sorted.
+  The names, of all tensors that belong to no weight, are sorted.
   """
   if tensor.refusal or not _may_be_quantized(tensor):
     return None
@@ -237,7 +237,12 @@ def _unsupported(
     return f"its scales, {missing!r}, must be there too"
   if beside:
     sign = f"it has {_quoted(beside)}"
-  elif contents.config and leaf in _VALUES and len(tensor.shape) > 1:
+  elif (
+    contents.config
+    and not contents.is_own
+    and leaf in _VALUES
+    and len(tensor.shape) > 1
+  ):
     sign = f"{contents.config}, and it has no scale"
   else:
     return None
@@ -266,7 +271,7 @@ def _missing_scales(
   parts = [x for x in beside if not _OF_INPUT.search(x)]
   if not is_weight or parts:
     return ""
-  tool = contents.layout or contents.config
+  tool = "" if contents.is_own else contents.layout or contents.config
   found = [name for word, name in _SCALES_OF if word.search(tool)]
   if not found and beside:
     found = ["weight_scale"]

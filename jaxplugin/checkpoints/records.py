@@ -49,6 +49,11 @@ class Contents:
     """
     return self.source.metadata.get(stored.LAYOUT) or self.config
 
+  @property
+  def is_own(self) -> bool:
+    """Whether this package wrote all files, with all parts of each weight."""
+    return stored.LAYOUT in self.source.metadata
+
   def part(self, values: stored.StoredTensor, name: str) -> stored.StoredTensor:
     """Returns the scales of a weight.
 

@@ -207,6 +207,30 @@ class RoundTripTest(Case):
         norm /= np.linalg.norm(stored.astype(float))
         np.testing.assert_allclose(done.errors[name], norm, rtol=1e-9)
 
+  def test_plain_tensors_may_look_quantized(self):
+    x = normal(D, D, dtype=np.float32)
+    dtypes = (np.int8, np.uint8, np.int32, ml_dtypes.float8_e4m3fn)
+    plain = {
+      name: np.arange(D * D).reshape(D, D).astype(dtype)
+      for i, dtype in enumerate(dtypes)
+      # The second is in the module of a quantized weight.
+      for name in (f"table.{i}.weight", f"a.{i}.codes")
+    }
+    weights = {f"a.{i}.weight": x for i in range(len(dtypes))}
+    for layout in ("modelopt", "compressed-tensors", "comfyui", "torchao"):
+      for source in (
+        self.file({**weights, **plain}),
+        self.folder({}, [weights, plain]),
+      ):
+        with self.subTest(layout, source=source.name):
+          done = self.quantize(source, "mxfp8", layout=layout, verify=True)
+          self.assertCountEqual(done.errors, weights)
+          found = jp.checkpoints.load(done.path)
+          self.assertCountEqual(found, {**weights, **plain})
+          for name, y in plain.items():
+            self.assertEqual(found[name].dtype, y.dtype)
+            self.assertEqual(found[name].tobytes(), y.tobytes())
+
   def test_zeros_and_numbers_that_are_none_come_back(self):
     x = normal(D, D, dtype=np.float32)
     x[3, 5], x[9, 40] = np.nan, np.inf
