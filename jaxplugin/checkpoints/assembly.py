@@ -177,12 +177,11 @@ def blocked_axis(values: Any, scale: Any) -> int | None:
   of_values, of_scale = tuple(values.shape), tuple(scale.shape)
   if len(of_values) < 2 or len(of_scale) != len(of_values):
     return None
-  if not all(of_scale):
-    return None
   if of_values[:-1] == of_scale[:-1]:
-    return -1
+    return -1 if of_scale[-1] else None
   is_stack = len(of_values) > 2 and of_values[:-2] == of_scale[:-2]
-  return -2 if is_stack and of_values[-1] == of_scale[-1] else None
+  is_along_k = is_stack and of_values[-1] == of_scale[-1] and of_scale[-2]
+  return -2 if is_along_k else None
 
 
 def scale_block(weight: Any, scale: Any) -> tuple[int, int] | None:

@@ -229,7 +229,7 @@ def from_comfyui(
   n = weight.shape[0]
   rows = n if rows is None else rows
   tiles = [-(-x // layouts.SCALE_TILE_ROWS) for x in (rows, n)]
-  if not 0 < rows <= n or tiles[0] != tiles[1]:
+  if not 0 <= rows <= n or tiles[0] != tiles[1]:
     raise ValueError(
       f"{who}: rows must be at most {n} and need as many tiles of"
       f" {layouts.SCALE_TILE_ROWS} rows, got {rows}"
@@ -252,7 +252,7 @@ def comfyui_format(
   stored = formats.PACKED if format.is_fp4 else format.values_dtype
   if (
     len(weight.shape) == 2
-    and math.prod(weight.shape)
+    and weight.shape[-1]
     and weight.dtype == stored
     and weight.shape[-1] * 8 % (format.block_size * format.value_bits) == 0
     and assembly.has_dtypes(format, weight, weight_scale)

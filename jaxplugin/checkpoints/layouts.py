@@ -295,7 +295,8 @@ def _open_layout(
     # ModelOpt's header does not say whether scales lie in tiles.
     return (MODELOPT, tiled[:1]) if is_linear else (tiled[0], ())
   if is_linear:
-    return MODELOPT, () if contents.tool else tiled
+    is_decided = contents.tool or not values.nbytes
+    return MODELOPT, () if is_decided else tiled
   if contents.tool:
     return tiled[0], tiled[1:]
   return COMFYUI, tiled[:-1]
@@ -882,7 +883,7 @@ def _comfyui_rows(
   # `conversions.from_comfyui` cannot cut tiles of scales.
   tile = array_layouts.SCALE_TILE_ROWS
   tiles = {blocking.divide_up(x, tile) for x in (rows, n)}
-  if not 0 < rows <= n or padded not in (n, rows) or len(tiles) != 1:
+  if not 0 <= rows <= n or padded not in (n, rows) or len(tiles) != 1:
     raise stored.fault(
       values, f"its {n} rows must be {rows} rows padded, as its mark says"
     )

@@ -226,6 +226,10 @@ class ComfyuiTest(Case):
       self.assertEqual(found.entries["w.weight"].layout, "modelopt")
       found = self.quietly(tensors, layout="comfyui")
       self.assert_read(found, "w.weight", "comfyui", "mxfp8", tiles)
+    with self.subTest("without rows"):
+      empty = np.zeros((0, 64), F8), np.zeros((0, 2), np.uint8)
+      found = self.quietly(weight(empty[0], weight_scale=empty[1]))
+      self.assert_read(found, "w.weight", "modelopt", "mxfp8", empty[0])
     with self.assertRaisesRegex(ValueError, "comfyui, .* got 'comfy'"):
       self.load(tensors, layout="comfy")
 

@@ -108,6 +108,26 @@ class RoundTripTest(Case):
         self.assertEqual(a.tobytes(), b.tobytes())
         path.unlink()
 
+  def test_weights_without_rows(self):
+    for layout, shape, axis, names in (
+      ("modelopt", (0, 96), -1, ("nvfp4", "mxfp8", "mxfp4")),
+      ("modelopt", (0, 64, 32), 1, ("nvfp4",)),
+      ("compressed-tensors", (0, 96), -1, ("nvfp4", "mxfp8", "mxfp4")),
+      ("comfyui", (0, 96), -1, ("nvfp4", "mxfp8")),
+      ("torchao", (0, 96), -1, ("nvfp4", "mxfp8", "mxfp4")),
+      ("torchao", (0, 16, 96), -1, ("nvfp4", "mxfp8", "mxfp4")),
+      ("torchao", (2, 0, 96), -1, ("nvfp4", "mxfp8", "mxfp4")),
+      ("gpt-oss", (2, 0, 96), -1, ("mxfp4",)),
+    ):
+      for name in names:
+        with self.subTest(layout, shape=shape, format=name):
+          w = jp.quantize(jnp.ones(shape), name, axis=axis)
+          found = self.saved({"a.weight": w}, layout=layout)["a.weight"]
+          self.assertEqual(str(found.format), name)
+          self.assertEqual((found.shape, found.axis), (shape, w.axis))
+          self.assertEqual(jp.dequantize(found).shape, shape)
+          (self.target / "x.safetensors").unlink()
+
   def test_arrays_that_kernels_read_become_linear(self):
     x = normal(64, 256)
     linear = jp.quantize(x, "nvfp4")
