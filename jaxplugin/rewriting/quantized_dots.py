@@ -53,7 +53,7 @@ def quantize_dots(
   * The weight's contracting size and its other sizes are multiples of the
     recipe's largest block size.
   * No scope around it, and no path of its weight, has the name of a last
-    layer, such as "lm_head", an embedding or a router of experts.
+    layer, an embedding or a router.
   * Operands and result are f32, bf16 or f16.
 
   docs/how_to/high_precision_layers.md is the guide.
@@ -67,7 +67,7 @@ def quantize_dots(
     key: a `jax.random` key for stochastic rounding, a new one in each step.
     params: positions or names of arguments with parameters, perhaps
       `QuantizedOperand`s.
-    fuse_activations: whether to quantize norms and gated activations in f32.
+    fuse_activations: whether to quantize norms and activations in f32.
     reduce_dtype: see `dot_general`.
     implementation: see `block_scaled_dot`.
 
