@@ -29,9 +29,9 @@ def concatenate(
   Values and block scales keep their bits, and so do dequantized values. One
   matmul can then replace several, for example the three before attention.
 
-  Equal global scales stay one. Others become one per index of `axis`, which a
-  backend multiplies after the dot. Global scales that are not known while
-  tracing count as different. To get one, quantize the joined weights, or pass
+  Equal global scales stay one, or one per layer of stacks. Others become one
+  per index of `axis`, which a backend multiplies after the dot. Different
+  tracers count as different. To get one, quantize the joined weights, or pass
   the same `global_scale` to each call of `quantize`.
 
   Args:
@@ -69,7 +69,7 @@ def concatenate(
 
   global_scales = _full_global_scales(arrays)
   global_scale = global_scales[0]
-  if not _are_equal(global_scales):
+  if not _can_stay(global_scales, axis):
     if axis == first.axis:
       raise TypeError(
         f"{_CONCATENATE}: arrays must have the same global scale to be joined"
@@ -292,18 +292,20 @@ def _full_global_scales(
   return [one if scale is None else scale for scale in scales]
 
 
-def _are_equal(scales: Sequence[Any]) -> bool:
-  """Returns whether global scales are all None or one known number."""
+def _can_stay(scales: Sequence[Any], axis: int) -> bool:
+  """Returns whether equal global scales, one along `axis`, cover the result."""
   first = scales[0]
+  if first is None:
+    return True
+  if first.shape[axis] != 1:
+    return False
   if all(scale is first for scale in scales):
-    return first is None or first.size == 1
+    return True
   if any(isinstance(scale, jax.core.Tracer) for scale in scales):
     return False
   if not all(getattr(x, "is_fully_addressable", True) for x in scales):
     return False
-  return all(x.size == 1 for x in scales) and (
-    len({np.asarray(x).item() for x in scales}) == 1
-  )
+  return all(np.array_equal(first, scale) for scale in scales)
 
 
 def _alike(

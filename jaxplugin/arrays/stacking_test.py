@@ -221,6 +221,42 @@ class ConcatenateTest(parameterized.TestCase):
 
     self.assertEqual(join(shared).shape, (1, 1))
 
+  @parameterized.parameters(False, True)
+  def test_equal_global_scales_of_stacks_stay_one_a_layer(self, jit):
+    scale = jnp.asarray([0.5, 0.25]).reshape(2, 1, 1)
+    stacks = [
+      quantized(jp.NVFP4, 2, n, 64, seed=n, batch_dims=1, global_scale=scale)
+      for n in (3, 5)
+    ]
+
+    def join(scale):
+      # Under jit all stacks have one tracer, otherwise equal arrays.
+      scales = [scale] * 2 if jit else [scale, scale + 0]
+      return jp.concatenate(
+        [
+          jp.ScaledArray(x.values, x.scale, one, jp.NVFP4)
+          for x, one in zip(stacks, scales, strict=True)
+        ],
+        axis=1,
+      )
+
+    joined = (jax.jit(join) if jit else join)(scale)
+    np.testing.assert_array_equal(joined.global_scale, scale)
+    np.testing.assert_array_equal(
+      floats(joined), np.concatenate([floats(x) for x in stacks], 1)
+    )
+
+  def test_equal_global_scales_one_a_row_are_joined(self):
+    scale = jnp.asarray([[0.5], [0.25]])
+    x, y = (
+      quantized(jp.NVFP4, 2, 64, seed=i, batch_dims=1, global_scale=scale)
+      for i in range(2)
+    )
+    np.testing.assert_array_equal(
+      jp.concatenate([x, y]).global_scale, np.tile(scale, (2, 1))
+    )
+    np.testing.assert_array_equal(jp.concatenate([x, y], 1).global_scale, scale)
+
   @parameterized.parameters(*FORMATS)
   @pytest.mark.sample(2)
   def test_along_the_blocks(self, format):
