@@ -177,9 +177,10 @@ def _is_sharding(x: Any) -> bool:
 
 def _shardings(who: str, tree: Any, sharding: Any) -> Any:
   is_part = lambda x: _is_sharding(x) or x is None
-  given: tuple[list[Any], Any] = jax.tree.flatten(sharding, is_leaf=is_part)
-  leaves, structure = given
-  for leaf in leaves:
+  given, structure = jax.tree_util.tree_flatten_with_path(
+    sharding, is_leaf=is_part
+  )
+  for _, leaf in given:
     if not _is_sharding(leaf):
       what = type(leaf).__name__ if hasattr(leaf, "shape") else repr(leaf)
       raise TypeError(
@@ -196,19 +197,23 @@ def _shardings(who: str, tree: Any, sharding: Any) -> Any:
       f" {error}"
     ) from error
 
-  def of_leaf(x: Any, sharding: Any) -> Any:
+  def of_leaf(path: Any, x: Any, sharding: Any) -> Any:
+    # Errors name the leaf of a tree.
+    name = f"{who}: {jax.tree_util.keystr(path)}" if path else who
     if leaves_lib.is_quantized(x):
-      return _of_array(who, x, sharding)
-    _require_rank(who, x, sharding)
+      return _of_array(name, x, sharding)
+    _require_rank(name, x, sharding)
     return sharding
 
   found = [
-    jax.tree.map(
-      functools.partial(of_leaf, sharding=leaf),
+    jax.tree_util.tree_map_with_path(
+      lambda path, x, before=before, leaf=leaf: of_leaf(
+        (*before, *path), x, leaf
+      ),
       part,
       is_leaf=leaves_lib.is_quantized,
     )
-    for leaf, part in zip(leaves, parts, strict=True)
+    for (before, leaf), part in zip(given, parts, strict=True)
   ]
   return jax.tree.unflatten(structure, found)
 
@@ -339,11 +344,16 @@ def _require_even(
     is_blocked = dim == axis or (array.format.is_square and dim == axis - 1)
     unit = array.block_size if is_blocked else 1
     if shape[dim] % (parts * unit):
-      whole = f" of whole blocks of {unit}" if is_blocked else ""
+      rule = f"divisible into {parts} parts"
+      remedy = "pad it, or leave the dimension whole"
+      if is_blocked and not array.format.block_size:
+        rule = "whole, because a row has one scale factor"
+        remedy = "split another dimension, or quantize to a format of blocks"
+      elif is_blocked:
+        rule += f" of whole blocks of {unit}"
       raise TypeError(
-        f"{who}: dimension {dim} of an array of shape {shape} must be divisible"
-        f" into {parts} parts{whole}, got size {shape[dim]} over mesh axes"
-        f" {names}; pad it, or leave the dimension whole"
+        f"{who}: dimension {dim} of an array of shape {shape} must be {rule},"
+        f" got size {shape[dim]} over mesh axes {names}; {remedy}"
       )
     if is_swizzled and dim >= array.ndim - 2:
       raise TypeError(

@@ -194,6 +194,8 @@ class PlacementTest(parameterized.TestCase):
     # The bytes of 6 blocks divide by 4, but the blocks do not.
     ("blocks", lambda: quantized("nvfp4", N, 96), (None, "b"),
      "dimension 1.*4 parts of whole blocks of 16, got size 96.*pad it"),
+    ("row", lambda: quantized("int8_row", N, K), (None, "b"),
+     "dimension 1.*whole, because a row has one.*size 256.*split another"),
     ("rank", lambda: quantized("nvfp4", N, K), (None, None, "b"),
      r"at most 2 dimensions for an array of shape \(16, 256\)"),
     ("swizzled", lambda: jp.prepare_weights(
@@ -241,6 +243,10 @@ class PlacementTest(parameterized.TestCase):
       ({"a": "name"}, named, TypeError, "^shard: tree must .* got 'name'"),
       (named, w, TypeError, "^shard: sharding must.*ArrayImpl"),
       (w, "b", TypeError, "^shard: sharding must be.*'b'"),
+      ({"a": w, "b": [w[:5]]}, named, TypeError,
+       r"^shard: \['b'\]\[0\]: dimension 0 .* got size 5"),
+      ({"a": w, "b": [w[:5]]}, {"a": named, "b": named}, TypeError,
+       r"^shard: \['b'\]\[0\]: dimension 0 .* got size 5"),
     )  # fmt: skip
     for tree, sharding, error, words in rows:
       with self.subTest(words), self.assertRaisesRegex(error, words):
