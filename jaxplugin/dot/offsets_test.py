@@ -384,6 +384,19 @@ class PublicFunctionsTest(parameterized.TestCase):
     ):
       REFUSED[name](weights())
 
+  @parameterized.parameters((jnp.int8, "int8_32"), (jnp.int4, "int4_32"))
+  def test_refusal_of_an_unnamed_format_names_another(self, values, other):
+    format = jp.BlockFormat(
+      name="own",
+      values_dtype=values,
+      scale_dtype=jnp.float16,
+      block_size=20,
+      offset_dtype=jnp.uint8,
+      code_offset=128 if values == jnp.int8 else 8,
+    )
+    with self.assertRaisesRegex(NotImplementedError, f"own. Pass {other}, or"):
+      jp.quantize_dots(jnp.dot, format)
+
   def test_exported_function_takes_any_number_of_rows(self):
     w = weights()
     (rows,) = jax.export.symbolic_shape("rows")
