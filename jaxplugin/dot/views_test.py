@@ -284,7 +284,7 @@ class EmitTest(BackendTestCase):
       self.register(emit)
       with self.assertRaisesRegex(
         TypeError,
-        r"emit of backend 'acme' \(of registered in code\) must return"
+        r"emit of backend 'acme' \(registered in code\) must return"
         r" float32\[3, 3\].*" + got,
       ):
         acme(X, X)
@@ -295,7 +295,7 @@ class EmitTest(BackendTestCase):
     with self.assertRaisesRegex(OSError, "no kernel") as caught:
       acme(X, X)
     self.assertIn(
-      "In emit of backend 'acme' (of registered in code), for mxfp8 x mxfp8 ->"
+      "In emit of backend 'acme' (registered in code), for mxfp8 x mxfp8 ->"
       " float32, batch=1 m=3 n=3 k=32.",
       caught.exception.__notes__,
     )
@@ -336,6 +336,12 @@ class KernelTest(BackendTestCase):
     text = "dot: implementation acme: no registers; or leave implementation out"
     with self.assertRaisesRegex(NotImplementedError, text):
       acme(X, X)
+
+  def test_reason_of_a_backend_that_is_first_names_the_remedy(self):
+    self.register(lowering_error=lambda t: "needs acmec", first=True)
+    text = "needs acmec; or call .*unregister_backend, or pass another impl"
+    with self.assertRaisesRegex(NotImplementedError, text):
+      jp.block_scaled_dot(X, X)
 
   def test_plan_is_explained(self):
     plan = jp.backends.Plan(padding="k 32 to 64", notes=("one kernel",))
@@ -465,7 +471,7 @@ class SupportsTest(BackendTestCase):
     self.assertLen(texts, 1)
     self.assertStartsWith(
       texts[0],
-      "backend 'acme' (of registered in code) is not used for a dot: " + text,
+      "backend 'acme' (registered in code) is not used for a dot: " + text,
     )
 
   def test_it_is_not_asked_for_another_platform(self):
@@ -593,7 +599,7 @@ class MeasuredTest(BackendTestCase):
     self.assertEqual(toolchain, (("acme-dot", "1.2"),))
 
   def test_of_one_that_code_registers_nothing_can_be_kept(self):
-    self.assertIsNone(self.source(registry.IN_CODE))
+    self.assertIsNone(self.source(records.IN_CODE))
     self.register()
     with self.assertRaisesRegex(
       ValueError, "must have known sources.*got acme"
@@ -693,7 +699,7 @@ class CommandsTest(EntrancesTestCase, command_lines.CommandLineTestCase):
     self.assertIn("mxfp8 no no yes yes no no", out)
     self.assertIn("not acme: is for m below 8, got m=128", out)
     self.assertTrue(
-      out.endswith("backends of other packages: acme, of registered in code")
+      out.endswith("backends of other packages: acme, registered in code")
     )
 
   def test_explain_names_it_and_takes_its_name(self):

@@ -21,6 +21,8 @@ API_VERSION: Final = 1
 OPERATIONS: Final = ("block_scaled_dot", "ragged_dot", "quantize", "dequantize")
 NEEDS_STATIC_SIZES: Final = "needs static sizes, some are symbolic"
 
+# The origin of a backend that no distribution provides.
+IN_CODE: Final = "registered in code"
 # Names with a meaning in environment variables or in the benchmark.
 RESERVED_NAMES: Final = ("off", "all", "none", "chosen")
 
@@ -260,9 +262,10 @@ class Status:
     place = ", tried first" if self.is_first else ""
     if self.operation not in ("", OPERATIONS[0]):
       place = f", for {self.operation}{place}"
+    name = f"{self.name}, {origin_phrase(self.origin)}"
     if self.refusal is None:
-      return f"{self.name}, of {self.origin}{place}"
-    return f"{self.name}, of {self.origin}: not used: {self.reason}"
+      return f"{name}{place}"
+    return f"{name}: not used: {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -285,6 +288,11 @@ class UsableBackend:
 
 class BackendWarning(UserWarning):
   """A backend of another package cannot be used, or answers wrongly."""
+
+
+def origin_phrase(origin: str) -> str:
+  """Returns the origin as a phrase that follows the name of a backend."""
+  return origin if origin == IN_CODE else f"of {origin}"
 
 
 def api_version_error(backend: Backend) -> str:

@@ -243,7 +243,6 @@ def _in_order(
   return (*first, *others)
 
 
-IN_CODE: Final = "registered in code"
 _WHO: Final = "register_backend"
 # Ranks of jaxplugin's own backends are positive, and lower ranks come first.
 _FIRST_RANK: Final = -1000
@@ -371,7 +370,7 @@ def register_backend(
   if error := records.api_version_error(backend):
     raise ValueError(f"{_WHO}: backend {backend.name!r}: {error}")
   found = records.UsableBackend(
-    backend=backend, origin=IN_CODE, is_first=bool(first)
+    backend=backend, origin=records.IN_CODE, is_first=bool(first)
   )
   with _lock:
     taken = _taken(_state, backend.operation)
@@ -609,7 +608,7 @@ def _source(
   if backend.tuning is not None and backend.tuning.source is not None:
     return backend.tuning.source(target)
   name, _, version = found.origin.rpartition(" ")
-  if found.origin == IN_CODE or not name:
+  if found.origin == records.IN_CODE or not name:
     return None
   return decisions.Source(toolchain=((name, version),))
 
@@ -621,7 +620,9 @@ class Adapter(Generic[decisions.Problem]):
     self, found: records.UsableBackend, interface: Interface[decisions.Problem]
   ) -> None:
     self.backend = found.backend
-    self.name = f"backend {found.backend.name!r} (of {found.origin})"
+    origin = records.origin_phrase(found.origin or "jaxplugin")
+    self.name = f"backend {found.backend.name!r} ({origin})"
+    self._found = found
     self._interface = interface
     self._is_warned = False
 
@@ -726,12 +727,29 @@ class Adapter(Generic[decisions.Problem]):
       return self.backend.emit(view)
     except NotImplementedError as error:
       raise NotImplementedError(
-        f"{self._who()}: implementation {self.backend.name}: {error}; or leave"
-        " implementation out"
+        f"{self._who()}: implementation {self.backend.name}: {error};"
+        f" {self._alternative()}"
       ) from error
     except Exception as error:
       error.add_note(f"In emit of {self.name}, for {view.problem}.")
       raise
+
+  def _alternative(self) -> str:
+    """Returns how the caller gets another backend."""
+    has_argument = self._interface.operation in (
+      "block_scaled_dot",
+      "ragged_dot",
+    )
+    if not self._found.is_first:
+      if has_argument:
+        return "or leave implementation out"
+      return "or remove it from the tuning table"
+    remedy = f"take it out of {FIRST}"
+    if self._found.origin == records.IN_CODE:
+      remedy = "call jp.backends.unregister_backend"
+    if has_argument:
+      remedy += ", or pass another implementation"
+    return f"or {remedy}"
 
   def emit_array(
     self, view: Any, dtype: np.dtype, shape: tuple[Any, ...]

@@ -315,6 +315,14 @@ class EnvironmentTest(RegistryTestCase):
     gpu = jp.named_target("b200", cudnn="9.13")
     self.assertEqual(decide(gpu).implementation, "cudnn")
 
+  def test_reason_of_a_backend_that_is_first_names_the_variable(self):
+    reason = "lowering_error=lambda target: 'no compiler', emit="
+    self.install("gamma", dog=source("dog").replace("emit=", reason))
+    self.setenv(JAXPLUGIN_BACKENDS="dog", JAXPLUGIN_BACKENDS_FIRST="dog")
+    text = "no compiler; or take it out of JAXPLUGIN_BACKENDS_FIRST, or pass"
+    with self.assertRaisesRegex(NotImplementedError, text):
+      result_of("dog")
+
 
 class CodeTest(RegistryTestCase):
   def call(self, **options):

@@ -4,6 +4,7 @@
 
 import dataclasses
 import unittest
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -222,6 +223,13 @@ class InterfaceTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, r"must return float32\[4, 3\], got"):
       jp.ragged_dot(jnp.ones((4, 32)), w, jnp.array([1, 3]))
 
+  def test_reason_of_emit_names_the_way_to_another_backend(self):
+    error = NotImplementedError("no compiler")
+    self.register(mock.Mock(side_effect=error), "quantize")
+    text = "acme: no compiler; or call jp.backends.unregister_backend$"
+    with self.assertRaisesRegex(NotImplementedError, text):
+      jp.quantize(jnp.ones((2, 64)), jp.MXFP8)
+
   def test_options_of_training_are_never_asked_about(self):
     self.register(quantize, "quantize")
     function = lambda x, key: jp.quantize(x, jp.MXFP8, key=key)
@@ -255,7 +263,7 @@ class InterfaceTest(parameterized.TestCase):
     self.assertEqual(
       [str(status) for status in jp.backends.statuses()],
       [
-        f"acme, of registered in code, for {name}, tried first"
+        f"acme, registered in code, for {name}, tried first"
         for name in ("quantize", "dequantize")
       ],
     )
