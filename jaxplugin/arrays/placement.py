@@ -177,9 +177,10 @@ def _is_sharding(x: Any) -> bool:
 
 def _shardings(who: str, tree: Any, sharding: Any) -> Any:
   is_part = lambda x: _is_sharding(x) or x is None
-  given, structure = jax.tree_util.tree_flatten_with_path(
+  flat: tuple[list[Any], Any] = jax.tree_util.tree_flatten_with_path(
     sharding, is_leaf=is_part
   )
+  given, structure = flat
   for _, leaf in given:
     if not _is_sharding(leaf):
       what = type(leaf).__name__ if hasattr(leaf, "shape") else repr(leaf)
