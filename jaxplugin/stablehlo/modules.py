@@ -153,15 +153,26 @@ def wrong_target(
     if architecture
     else "which that platform does not have"
   )
+  is_named = target.name in targets.TARGET_NAMES
+  device = (
+    f"jp.named_target({target.name!r})"
+    if is_named
+    else f"jp.detect_target({target.platform!r})"
+  )
+  command = (
+    " Or run `python -m jaxplugin compile PACKAGE.MODULE:FUNCTION --target"
+    f" {target.name}`."
+    if is_named and target.platform == "cuda"
+    else ""
+  )
   return ModuleError(
     f"{name}: the module must be lowered for the platform {target.platform!r}"
     f" of {target.name}, got a custom call of {call}, {reason}. Lower the"
     " function again: inside"
-    f" jp.use_target(jp.named_target({target.name!r})) call jax.jit(fn)"
+    f" jp.use_target({device}) call jax.jit(fn)"
     f".trace(*args).lower(lowering_platforms=({target.platform!r},)).as_text()."
-    " Or run `python -m jaxplugin compile PACKAGE.MODULE:FUNCTION --target"
-    f" {target.name}`. Or rewrite a module that still has the block-scaled"
-    " calls instead of kernels"
+    f"{command} Or rewrite a module that still has the block-scaled calls"
+    " instead of kernels"
   )
 
 

@@ -32,6 +32,8 @@ from jaxplugin.stablehlo import (
 _REFUSALS: Final = (TypeError, ValueError, NotImplementedError)
 # nanobind's error for a string that is not UTF-8.
 _BINDINGS_ERROR: Final = re.compile(r"nanobind::.*str.*conversion error")
+# JAX's name of the argument that selects the platform.
+_PLATFORM_INDEX: Final = "_platform_index"
 
 
 class RewriteWarning(UserWarning):
@@ -201,6 +203,12 @@ def check_kernels(source: modules.ParsedModule, target: targets.Target) -> None:
     RewriteWarning: If the architecture of a kernel is unknown.
   """
   with readable(source):
+    # An export for several platforms has the kernels of each in a branch.
+    has_branches = any(
+      _PLATFORM_INDEX in str(function.attributes["arg_attrs"])
+      for function in source.module.body
+      if "arg_attrs" in function.attributes
+    )
     for operation in modules.walk(source.module.operation):
       if operation.name != "stablehlo.custom_call":
         continue
@@ -213,9 +221,9 @@ def check_kernels(source: modules.ParsedModule, target: targets.Target) -> None:
         continue
       place = source.location(operation)
       call = f"{name} at {place}" if place else name
-      if target.platform not in platforms:
+      if target.platform not in platforms and not has_branches:
         raise modules.wrong_target(source.name, call, target)
-      if target.platform == "cpu":
+      if "cpu" in (*platforms, target.platform):
         continue
       architecture = triton_calls.architecture(operation)
       if architecture is None:

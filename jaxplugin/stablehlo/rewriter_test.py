@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 
 import jaxplugin as jp
 from jaxplugin.dot import reference
-from jaxplugin.testing import contract, written_modules
+from jaxplugin.testing import contract, installed, written_modules
 
 DOT = "__op$block_scaled_dot"
 SWIZZLED_DOT = "__cudnn$blockScaledDot"
@@ -413,6 +413,27 @@ class FormsTest(parameterized.TestCase):
         f" <str>:3:10{kernel} .*Or rewrite a module that still has",
       ):
         function()
+
+  @installed.needs("jax_triton")
+  def test_kernels_of_an_export_for_several_platforms_are_explained(self):
+    targets = jp.detect_target("cpu"), jp.named_target("b200")
+    export = jp.export(lambda x: jp.quantize(x, "mxfp8"), target=targets)
+    exported = export(jnp.ones((4, 64)))
+    for target in targets:
+      explained = str(jp.explain(exported, target=target))
+      self.assertIn("custom calls of triton_kernel_call_ffi", explained)
+    with self.assertRaisesRegex(jp.ModuleError, "a kernel for sm_100a, which"):
+      jp.explain(exported, target=jp.named_target("h200"))
+
+  @parameterized.parameters(
+    (jp.detect_target("cpu"), r"detect_target\('cpu'\)\).*\(\). Or rewrite"),
+    (jp.named_target("mi300x"), r"named_target\('mi300x.*\(\). Or rewrite"),
+    (jp.named_target("h200"), r"\('h200'\).*\(\). Or run .*--target h200`. Or"),
+  )
+  def test_remedy_names_a_device_that_exists(self, target, remedy):
+    module = written_modules.triton_module(b"\n.target sm_100a\n")
+    with self.assertRaisesRegex(jp.ModuleError, remedy):
+      jp.rewrite(module, target)
 
   @parameterized.parameters("h200", "mi300x")
   def test_triton_kernel_without_an_architecture_is_a_warning(self, name):
