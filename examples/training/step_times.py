@@ -4,9 +4,12 @@
 
     python examples/training/step_times.py
     python examples/training/step_times.py --before ../other/.venv/bin/python
+    python examples/training/step_times.py --variants mxfp8:dots mxfp8:fused
 
-Each variant runs in a process that keeps its compiled step. `--before` also
-runs the recipes with another Python, which has another version of jaxplugin.
+A recipe's name with ":dots" is `quantize_dots` of the model, and with ":fused"
+the same with `fuse_activations=True`. Each variant runs in a process that keeps
+its compiled step. `--before` also runs the recipes with another Python, which
+has another version of jaxplugin.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ SIZES: Final = {
   "wide": dataclasses.replace(_DEFAULT, context=256, width=512, blocks=4),
 }
 BEFORE: Final = " before"
+SEPARATE: Final = ":dots"
+FUSED: Final = ":fused"
 # Small steps are timed together.
 _LEAST_SECONDS: Final = 0.2
 
@@ -45,7 +50,15 @@ def serve(size: str, variant: str) -> None:
   """Prints the milliseconds of a step for each line of the input."""
   task = training_tasks.linen(SIZES[size])
   optimizer = training_runs.optimizer_of(task, SIZES[size].steps)
-  loss_fn = training_runs.loss_of(task, variant)
+  name, _, form = variant.partition(":")
+  if form:
+    loss_fn = training_runs.one_line_loss(
+      task,
+      training_variants.RECIPES[name],
+      fuse_activations=variant.endswith(FUSED),
+    )
+  else:
+    loss_fn = training_runs.loss_of(task, variant)
   step = training_runs.step_of(loss_fn, optimizer)
   params = task.init(jax.random.key(0))
   batch = jax.tree.map(jax.numpy.asarray, next(iter(task.batches(0))))
@@ -108,6 +121,9 @@ def measure(
   for name, samples in times.items():
     row = {"ms": timing.stats([x for x in samples if x is not None])}
     row["speedup_over_f32"] = timing.ratio(times["f32"], samples)
+    separate = name.removesuffix(FUSED) + SEPARATE
+    if name.endswith(FUSED) and separate in times:
+      row["speedup_over_separate"] = timing.ratio(times[separate], samples)
     if name + BEFORE in times:
       row["speedup_over_before"] = timing.ratio(times[name + BEFORE], samples)
     found[name] = {k: dataclasses.asdict(v) for k, v in row.items() if v}

@@ -13,8 +13,10 @@ pytestmark = pytest.mark.full
 
 class StepTimesTest(absltest.TestCase):
   def test_variants_are_timed_and_compared_in_rounds(self):
-    found = step_times.measure("quick", ["f32", "mxfp8"], sys.executable, 2)
-    self.assertEqual(list(found), ["f32", "mxfp8", "mxfp8 before"])
+    variants = ["f32", "mxfp8", "mxfp8:dots", "mxfp8:fused"]
+    found = step_times.measure("quick", variants, sys.executable, 2)
+    self.assertEqual(list(found), [*variants, "mxfp8 before"])
+    self.assertEqual(found["mxfp8:fused"]["speedup_over_separate"]["count"], 2)
     self.assertEqual(found["f32"]["speedup_over_f32"]["median"], 1)
     ratio = found["mxfp8"]["speedup_over_before"]
     self.assertEqual(ratio["count"], 2)

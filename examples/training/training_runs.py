@@ -100,7 +100,10 @@ def loss_and_hits(
 
 
 def one_line_loss(
-  task: training_tasks.Task, recipe: jp.training.Recipe
+  task: training_tasks.Task,
+  recipe: jp.training.Recipe,
+  *,
+  fuse_activations: bool = False,
 ) -> Loss:
   """Returns the loss and hits of the f32 model under a recipe.
 
@@ -118,7 +121,9 @@ def one_line_loss(
     batch: training_data.Batch,
     key: jax.Array | None,
   ) -> tuple[jax.Array, jax.Array]:
-    return jp.quantize_dots(loss, recipe, key=key)(params, batch)
+    return jp.quantize_dots(
+      loss, recipe, key=key, fuse_activations=fuse_activations
+    )(params, batch)
 
   return quantized
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of gated activations, attached and found by matmuls."""
+"""Gradients of activations, attached and found by matmuls."""
 
 import dataclasses
 import functools

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Norms and gated activations that Triton kernels compute before quantizing.
+"""Norms and activations that Triton kernels compute before quantizing.
 
 `kernels/gpu/quantization/prologues_test.py` compares the kernels' results with
 f64, and their codes with those of the results.

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels quantize a norm or a gated activation that is near its f64 result."""
+"""Kernels quantize a norm or an activation that is near its f64 result."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -40,6 +40,9 @@ MOST_OF_PROLOGUES = {
   ("silu_and_mul", (), "split"): {"sm_80": 53.8, "sm_90": 32.9, "sm_100": 24.9},
   ("gelu_and_mul", ("up",), None): {"sm_90": 36.8, "sm_100": 27.1},
   ("swigluoai", ("bias",), "interleaved"): {"sm_90": 41.4, "sm_100": 29.3},
+  ("silu", (), None): {"sm_90": 30.0, "sm_100": 22.4},
+  ("gelu", ("bias",), None): {"sm_90": 35.6, "sm_100": 24.9},
+  ("relu", (), None): {"sm_90": 10.0, "sm_100": 9.7},
   ("rms_norm", ("weight",), None): {
     "sm_80": 34.7,
     "sm_90": 23.7,
