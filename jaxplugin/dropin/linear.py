@@ -311,7 +311,9 @@ class _Layer(alternatives.Forms):
   def kernel(
     self, context: primitive.LoweringContext
   ) -> Callable[..., Any] | None:
-    if cpu_library.refusal(context.target) is not None:
+    target = context.target
+    stack = jax.tree.unflatten(self.tree, context.avals_in)[1]
+    if cpu_library.refusal(target) or _refusal(stack, target.cpu_kernels):
       return None
 
     def function(*operands: Any) -> Any:
@@ -345,11 +347,18 @@ def _has_groups(x: Any, stack: Any, *, implementation: Any, **_: Any) -> bool:
   for side in (x, stack):
     if isinstance(side, scaled_array.ScaledArray) and (
       side.surrogate is not None
-      or cpu_library.format_refusal(side.format.along(k), k) is not None
+      or (side is x and side.format.codebook is not None)
+      or _refusal(side, cpu_library.CODEBOOK_ISAS[0]) is not None
     ):
       return False
   scale = scaled_array.full_global_scale(stack)
   return scale is None or scale.shape[1:] == (1, 1)
+
+
+def _refusal(side: Any, instruction_set: str | None) -> str | None:
+  """Returns why kernels cannot read an array along its last axis, or None."""
+  k = side.shape[-1]
+  return cpu_library.format_refusal(side.format.along(k), k, instruction_set)
 
 
 def _in_place(

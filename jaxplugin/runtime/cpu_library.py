@@ -62,6 +62,12 @@ _VALUES: Final = {
   formats.INT8: 8,
   formats.INT4: 9,
 }
+_CODEBOOK: Final = 10  # int4 that indexes a codebook
+# Instruction sets whose engines decode codebooks, and magnitudes of entries and
+# numbers of blocks that they read (kernels/cpu/arguments.cc).
+CODEBOOK_ISAS: Final = ("avx512_bf16", "amx_bf16")
+_CODEBOOK_MAGNITUDES: Final = (2.0**-16, 2.0**16)
+_CODEBOOK_STEP: Final = 512
 # Types of scales, with their numbers in kernels/cpu/simd/formats.h. 0 means no
 # scales.
 _SCALES: Final = {
@@ -138,7 +144,7 @@ def call_attributes(target: targets.Target | None) -> dict[str, np.int64]:
 
 def format_attributes(
   format: formats.BlockFormat, dtype: np.dtype, prefix: str = ""
-) -> dict[str, np.int64]:
+) -> dict[str, Any]:
   """Returns the attributes of a custom call for an operand's values.
 
   Args:
@@ -146,12 +152,16 @@ def format_attributes(
     dtype: dtype of the array of values.
     prefix: prefix of the attributes' names.
   """
-  attributes = {f"{prefix}block_size": np.int64(format.block_size)}
+  attributes: dict[str, Any] = {
+    f"{prefix}block_size": np.int64(format.block_size)
+  }
   element = ELEMENTS.get(format.values_dtype)
   if element is not None and dtype == formats.PACKED:
     attributes[f"{prefix}element"] = np.int64(element)
   if format.fraction_bits:
     attributes[f"{prefix}fraction_bits"] = np.int64(format.fraction_bits)
+  if format.codebook is not None:
+    attributes[f"{prefix}codebook"] = np.asarray(format.codebook, np.float32)
   return attributes
 
 
@@ -177,13 +187,17 @@ def refusal(target: targets.Target) -> decisions.Unsupported | None:
 
 
 def format_refusal(
-  format: formats.BlockFormat | None, k: int | None
+  format: formats.BlockFormat | None,
+  k: int | None,
+  instruction_set: str | None = None,
 ) -> str | None:
   """Returns why kernels cannot read an operand, or None if they can.
 
   Args:
     format: format of the operand, or None for an unquantized one.
     k: size of its rows; None if it is symbolic.
+    instruction_set: the instruction set of a dot; None for other kernels, which
+      do not decode codebooks.
   """
   if format is None:
     return None
@@ -194,10 +208,26 @@ def format_refusal(
   )
   if not is_known or format.is_square:
     return f"reads the values and scales of jp.BlockFormat, got {format}"
-  if format.codebook is not None:
-    return f"reads values without a codebook, got {format}"
   size = format.block_size
   assert size is not None
+  if format.codebook is not None:
+    if instruction_set is None:
+      return f"reads values without a codebook, got {format}"
+    if instruction_set not in CODEBOOK_ISAS:
+      return (
+        f"decodes a codebook with {' or '.join(CODEBOOK_ISAS)}, got"
+        f" {instruction_set} for {format}"
+      )
+    least, most = _CODEBOOK_MAGNITUDES
+    if not all(x == 0 or least <= abs(x) <= most for x in format.codebook):
+      return f"reads codebooks of 0 and {least} to {most}, got {format}"
+    is_whole = k is not None and size >= k
+    if not is_whole and size % _CODEBOOK_STEP and _CODEBOOK_STEP % size:
+      return (
+        "reads a codebook with blocks that divide or are a multiple of"
+        f" {_CODEBOOK_STEP}, or of a whole row, got {format} with blocks of"
+        f" {size}"
+      )
   if size % _BLOCK_GRANULE and (k is None or size < k):
     return (
       f"reads blocks of a multiple of {_BLOCK_GRANULE} values or of a whole"
@@ -235,8 +265,9 @@ def _numbers(operand: formats.BlockFormat | np.dtype) -> tuple[int, int, int]:
   """Returns numbers of values, block size, and of scales; -1 if unsupported."""
   if not isinstance(operand, formats.BlockFormat):
     return _VALUES.get(operand, -1), _PLAIN_BLOCK_SIZE, 0
+  is_code = operand.codebook is not None
   return (
-    _VALUES.get(operand.values_dtype, -1),
+    _CODEBOOK if is_code else _VALUES.get(operand.values_dtype, -1),
     operand.block_size or _PLAIN_BLOCK_SIZE,
     _SCALES.get(operand.scale_dtype, -1),
   )

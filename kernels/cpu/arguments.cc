@@ -3,6 +3,8 @@
 
 #include "arguments.h"
 
+#include "dot/rule.h"
+
 namespace jaxplugin {
 namespace {
 
@@ -109,6 +111,49 @@ bool ReadOffset(Checker& check, const ffi::RemainingArgs& more,
              Text(*offset) + " for " + Text(scale));
 }
 
+// Reads the values of 4-bit codes, if the call has them.
+bool ReadCodebook(Checker& check, const std::string& who,
+                  ffi::Span<const float> values, Operand* out) {
+  if (values.size() == 0) return true;
+  if (!JAXPLUGIN_REQUIRE(check,
+                         values.size() == 16 && out->format == Format::kInt4,
+                         who + "_codebook must have 16 values, for int4",
+                         std::to_string(values.size()))) {
+    return false;
+  }
+  out->format = Format::kCodebook;
+  for (int code = 0; code < 16; ++code) {
+    const float value = values[code ^ 8];
+    const float size = value < 0 ? -value : value;
+    out->codebook[code] = value;
+    if (!JAXPLUGIN_REQUIRE(
+            check, size == 0 || (size >= 0x1p-16f && size <= 0x1p16f),
+            who + "_codebook must have magnitudes of 0, or 2^-16 to 2^16",
+            std::to_string(value))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Checks that the engines of an instruction set decode a codebook: few_rows_avx512
+// and float_avx512. Those that have the first one have both.
+bool CheckCodebook(Checker& check, const Kernels& kernels, const char* who,
+                   const Operand& x) {
+  const bool has_engine = kernels.dot_of_few_rows != nullptr;
+  return x.format != Format::kCodebook ||
+         (JAXPLUGIN_REQUIRE(check, has_engine,
+                            std::string(who) +
+                                "_codebook needs the kernels avx512_bf16 or"
+                                " amx_bf16",
+                            kernels.name) &&
+          JAXPLUGIN_REQUIRE(check, IsStreamedByAvx512(ShapeOf(x)),
+                            std::string(who) +
+                                "_codebook needs blocks of 16, 32, 64, 128,"
+                                " 256, multiples of 512 or a row",
+                            std::to_string(x.block)));
+}
+
 std::string Text(ffi::DataType type, Dims dims) {
   std::string text = std::string(Name(type)) + "[";
   const char* comma = "";
@@ -190,6 +235,7 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
           Text(values))) {
     return false;
   }
+  if (!ReadCodebook(check, who, given.codebook, out)) return false;
   const int64_t last = dims[rank - 1];
   const bool is_packed_here = IsPacked(out->format) && type == ffi::U8;
   if (!JAXPLUGIN_REQUIRE(
@@ -295,12 +341,14 @@ bool ReadOperands(Checker& check, Attributes& attributes,
                             attributes.Optional("lhs_element", 0),
                             attributes.Optional("lhs_scale_element", 0),
                             attributes.Optional("lhs_fraction_bits", 0),
-                            attributes.Optional("lhs_scale_rows", 1)};
+                            attributes.Optional("lhs_scale_rows", 1),
+                            attributes.OptionalFloats("lhs_codebook")};
   const OperandAttributes r{attributes.Required("rhs_block_size"),
                             attributes.Optional("rhs_element", 0),
                             attributes.Optional("rhs_scale_element", 0),
                             attributes.Optional("rhs_fraction_bits", 0),
-                            attributes.Optional("rhs_scale_rows", 1)};
+                            attributes.Optional("rhs_scale_rows", 1),
+                            attributes.OptionalFloats("rhs_codebook")};
   const int64_t code_offset = attributes.Optional("rhs_code_offset", 0);
   return attributes.AreAll() && ReadKernels(check, isa, kernels) &&
          ReadOperand(check, "lhs", lhs, lhs_scale, l, lhs_rank, &out->lhs) &&
@@ -311,6 +359,13 @@ bool ReadOperands(Checker& check, Attributes& attributes,
              std::to_string(code_offset)) &&
          (is_quantized ||
           ReadOffset(check, more, rhs_scale, code_offset, &out->rhs)) &&
+         CheckCodebook(check, **kernels, "lhs", out->lhs) &&
+         CheckCodebook(check, **kernels, "rhs", out->rhs) &&
+         // Behind the end of a row, codes of 0 have values other than 0.
+         JAXPLUGIN_REQUIRE(check,
+                           out->lhs.format != Format::kCodebook ||
+                               out->rhs.format != Format::kCodebook,
+                           "one operand at most must have a codebook", "two") &&
          JAXPLUGIN_REQUIRE(check, out->lhs.k == out->rhs.k,
                            "lhs and rhs must have the same k",
                            Text(lhs) + " and " + Text(rhs)) &&

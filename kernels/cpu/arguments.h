@@ -70,6 +70,11 @@ class Attributes {
   float OptionalFloat(std::string_view name) {
     return given_.contains(name) ? Read<float>(name, "f32") : 0;
   }
+  // Returns an array of f32, empty if it is left out.
+  ffi::Span<const float> OptionalFloats(std::string_view name) {
+    using Floats = ffi::Span<const float>;
+    return given_.contains(name) ? Read<Floats>(name, "f32[]") : Floats{};
+  }
   // Checks that the call has no attributes besides those read so far. Call it
   // after the last Required or Optional.
   bool AreAll() {
@@ -108,6 +113,7 @@ ffi::DataType TypeOf(Format format);
 // of u8 values and u8 scales.
 struct OperandAttributes {
   int64_t block_size, element, scale_element, fraction_bits, scale_rows = 1;
+  ffi::Span<const float> codebook = {};  // 16 values by code, or none
 };
 
 // Fills `out` from values [..., rows, k] and scale [..., ceil(rows /

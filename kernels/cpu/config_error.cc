@@ -17,7 +17,7 @@ constexpr const char* kIsaNames[] = {"auto",     "baseline",     "avx2",
                                      "neon_dotprod", "neon_i8mm"};
 constexpr const char* kFormatNames[] = {"e4m3", "e5m2", "e2m1", "f32",
                                         "bf16", "f16",  "e2m3", "e3m2",
-                                        "int8", "int4"};
+                                        "int8", "int4", "codebook"};
 constexpr const char* kScaleNames[] = {"none", "e8m0", "e4m3", "e5m2",
                                        "f32",  "bf16", "f16"};
 static_assert(sizeof(kIsaNames) / sizeof(kIsaNames[0]) == kIsas);
@@ -82,6 +82,12 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
       std::string("the engine ") + kEngineNames[static_cast<int>(engine)];
   const std::string pair = Text(shape.lhs) + " and " + Text(shape.rhs);
   const ShapeSides sides = SidesOf(shape);
+  const bool has_codebook = shape.lhs.format == Format::kCodebook ||
+                            shape.rhs.format == Format::kCodebook;
+  if (has_codebook && engine != Engine::kFewRowsAvx512 &&
+      engine != Engine::kFloatAvx512) {
+    return {who + " does not decode codebooks", pair};
+  }
   switch (engine) {
     case Engine::kIntegerAvx2:
       if (!IsE2M1(shape.lhs) || !IsE2M1(shape.rhs)) {

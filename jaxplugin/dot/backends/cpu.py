@@ -417,7 +417,7 @@ def supports(
 ) -> decisions.Unsupported | None:
   """Supports formats that kernels read, and static k, on CPUs with kernels."""
   refusal = cpu_library.refusal(target) or unreadable(
-    problem.lhs, problem.rhs, k=problem.dense_k
+    target, problem.lhs, problem.rhs, k=problem.dense_k
   )
   if refusal is not None:
     return refusal
@@ -427,13 +427,19 @@ def supports(
 
 
 def unreadable(
-  *operands: problems.SideProblem, k: int | None
+  target: targets.Target, *operands: problems.SideProblem, k: int | None
 ) -> decisions.Unsupported | None:
   """Returns why the kernels cannot read rows of size k, or None if they can."""
   for operand in operands:
-    reason = cpu_library.format_refusal(operand.format, k)
+    reason = cpu_library.format_refusal(operand.format, k, target.cpu_kernels)
     if reason is not None:
       return decisions.Unsupported(reason)
+  # Behind the end of a row, codes of 0 have values other than 0.
+  if all(x.format and x.format.codebook for x in operands):
+    return decisions.Unsupported(
+      "decodes a codebook of one operand, got"
+      f" {' x '.join(str(x.format) for x in operands)}"
+    )
   return None
 
 
@@ -638,7 +644,7 @@ def scale_of(side: sides.Side, dense: sides.Side) -> tuple[jax.Array, int]:
 
 def attributes(
   prefix: str, side: sides.Side, scale_rows: int = 1
-) -> dict[str, np.int64]:
+) -> dict[str, Any]:
   """Returns the attributes of the custom call for one operand.
 
   Args:

@@ -75,7 +75,9 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
       engine != Engine::kFewRowsAvx512) {
     return DotBelow(args, parallel);
   }
-  const bool panel_is_bf16 = BF16CanHold(*sides.panel, parallel);
+  // Codebooks are decoded to float32.
+  const bool panel_is_bf16 = sides.strip->format != Format::kCodebook &&
+                             BF16CanHold(*sides.panel, parallel);
   bool is_few = engine == Engine::kFewRowsAvx512;
   if (is_few && !panel_is_bf16) {
     // The rule does not see the numbers, and may have assumed that bf16

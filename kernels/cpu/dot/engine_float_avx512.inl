@@ -42,7 +42,7 @@ inline void UnpackFloats(const Unpacker& unpacker, int64_t row, int64_t u0,
   _mm_prefetch(reinterpret_cast<const char*>(ScaleAt(
                    x, row + kFloatStripRows, u0 * kUnit / x.block)),
                _MM_HINT_T1);
-  const Tables tables = TablesOf(x.format).Load();
+  const Tables tables = unpacker.table_bytes.Load();
   const __m512 unit = _mm512_set1_ps(PowerOf(-x.fraction_bits));
   const auto store = [&out](__m512i value, __m512 by) {
     const __m512 product = _mm512_mul_ps(_mm512_castsi512_ps(value), by);
@@ -66,10 +66,12 @@ inline void UnpackFloats(const Unpacker& unpacker, int64_t row, int64_t u0,
     for (int64_t u = Max(s, u0); u < end; ++u) {
       const int64_t at = BytesOf(x.format, u * kUnit);
       if (IsPacked(x.format)) {
-        const Unit pairs =
-            Unpack4(LoadBytes(values + at, x.row_bytes - at), tables.high0);
+        const __m512i codes = LoadBytes(values + at, x.row_bytes - at);
         const __m512 by = unpacker.index.Spread(scales, u - s);
-        for (int i = 0; i < 4; ++i) widen(pairs.q[i], by);
+        for (int i = 0; i < 4; ++i) {
+          store(Unpack4ToFloats(codes, tables.low0, i), by);
+          store(Unpack4ToFloats(codes, tables.low0, i + 4), by);
+        }
         continue;
       }
       for (int half = 0; half < 2; ++half) {

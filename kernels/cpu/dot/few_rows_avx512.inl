@@ -47,6 +47,13 @@ struct FewRowsCodes {
 
   FewRowsCodes() = default;
   JAXPLUGIN_ALWAYS_INLINE FewRowsCodes(__m512i codes, const Tables& tables) {
+    if constexpr (kBits == 4 && kIsFloats) {
+#pragma GCC unroll 8
+      for (int p = 0; p < kParts; ++p) {
+        part[p] = Unpack4ToFloats(codes, tables.low0, p);
+      }
+      return;
+    }
     __m512i pairs[kPairs];
     if constexpr (kBits == 4) {
       const Unit unit = Unpack4(codes, tables.high0);
@@ -392,10 +399,14 @@ JAXPLUGIN_ALWAYS_INLINE bool FewRowsFoldStep(const uint8_t* values,
 
 // Floats are multiplied by 2^kFloatShift, and their sums are divided by it. So
 // all floats from 2^-87 to 2^38 are supported with codes of 4 bits, and up to
-// 2^25 with codes of 8 bits. Their products with E5M2's smallest value and the
+// 2^25 with codes of 8 bits and codebooks. Their products with E5M2's smallest value and the
 // smallest safe scale are multiples of 2^-149, float32's smallest number. The
 // largest products are below 2^110.
 constexpr int kFloatShift = 23;
+
+JAXPLUGIN_ALWAYS_INLINE constexpr bool MagnitudesAreSmall(Format format) {
+  return IsPacked(format) && format != Format::kCodebook;
+}
 
 // Stores rows of floats, or of values times their scales, in the order in which
 // codes are decoded.
@@ -404,7 +415,7 @@ struct FloatRows {
   uint32_t too_large;
 
   explicit FloatRows(Format weights)
-      : too_large((127u + (IsPacked(weights) ? 38 : 25)) << 23) {
+      : too_large((127u + (MagnitudesAreSmall(weights) ? 38 : 25)) << 23) {
     const int pairs = IsPacked(weights) ? 4 : 2;  // bf16 vectors of a vector
     for (int v = 0; v < kUnit; ++v) {
       const int word = WordOf(NativeOrder(weights), v);

@@ -83,7 +83,8 @@ JAXPLUGIN_ALWAYS_INLINE constexpr bool IsStreamedByAvx512(SideShape x) {
 // Whether the bf16 engine multiplies sums by the scales of a strip side, because
 // the products of its values and scales do not fit in bf16.
 JAXPLUGIN_ALWAYS_INLINE constexpr bool IsScaledByAvx512(SideShape x) {
-  return IsStreamedByAvx512(x) && !IsDecodedByAvx512(x) && x.block > 16;
+  return IsStreamedByAvx512(x) && !IsDecodedByAvx512(x) && x.block > 16 &&
+         x.format != Format::kCodebook;
 }
 
 // Whether the float_avx512 engine supports a dot. AVX2 multiplies the others in
@@ -182,7 +183,7 @@ inline constexpr int64_t kStreamedFloatByteRows = 4;
 JAXPLUGIN_ALWAYS_INLINE int64_t StreamedRowsAvx512(const ShapeSides& sides,
                                                    bool is_bf16) {
   if (!IsStreamedByAvx512(sides.strip)) return 0;
-  if (!is_bf16) {
+  if (!is_bf16 || sides.strip.format == Format::kCodebook) {
     return IsPlain(sides.panel.format) && IsPacked(sides.strip.format)
                ? kStreamedFloatRows
                : kStreamedFloatByteRows;

@@ -251,6 +251,14 @@ inline void DecodeValues(const Operand& x, const uint8_t* row, int64_t k0,
       }
       break;
     }
+    case Format::kCodebook: {
+      const uint8_t* bytes = row + k0 / 2;
+      for (int64_t i = 0; i < count / 2; ++i) {
+        out[2 * i] = x.codebook[bytes[i] & 15u];
+        out[2 * i + 1] = x.codebook[bytes[i] >> 4];
+      }
+      break;
+    }
     case Format::kF32:
       __builtin_memcpy(out, row + k0 * 4, count * 4);
       break;
@@ -331,6 +339,7 @@ JAXPLUGIN_ALWAYS_INLINE uint8_t UnsafeScaleByte(uint8_t byte) {
 
 // Whether all values of block c of a quantized row are zero.
 inline bool BlockIsZero(const Operand& x, int64_t row, int64_t c) {
+  if (x.format == Format::kCodebook) return false;
   const uint8_t* values = RowValues(x, row);
   const int magnitudes = MagnitudeBits(x.format);
   const int64_t begin = BytesOf(x.format, c * x.block);

@@ -27,8 +27,9 @@ enum class Format {
   kE3M2,
   kInt8,
   kInt4,
+  kCodebook,  // codes of 4 bits, which index Operand::codebook
 };
-inline constexpr int kFormats = 10;
+inline constexpr int kFormats = 11;
 enum class ScaleKind { kNone, kE8M0, kE4M3, kE5M2, kF32, kBF16, kF16 };
 inline constexpr int kScaleKinds = 7;
 
@@ -54,6 +55,7 @@ JAXPLUGIN_ALWAYS_INLINE constexpr FormatFacts FactsOf(Format f) {
     case Format::kF16: return {16, 16, 5, 10, 0x7bff, true, true};
     case Format::kInt8: return {8, 8, 0, 7, 0x7f, false, false};
     case Format::kInt4: return {4, 4, 0, 3, 0x7, false, false};
+    case Format::kCodebook: return {4, 4, 0, 3, 0x7, false, false};
   }
   return {};
 }

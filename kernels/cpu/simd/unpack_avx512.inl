@@ -120,7 +120,7 @@ inline uint16_t CodeToBF16(Format format, int code) {
 // byte, they hold the high bytes and the low bytes of 128 codes. These are the
 // 8-bit codes without sign, or the 64 codes of 6 bits with sign, repeated. For
 // codes of 4 bits, high0 holds the 16 values, repeated: vpermw reads 5 bits of
-// an index, so the bit above the nibble needs no mask.
+// an index, so the bit above the nibble needs no mask. low0 has them in float32.
 struct Tables {
   __m512i high0, high1, low0, low1;
 };
@@ -139,6 +139,8 @@ struct TableBytes {
         const uint16_t bits = bits_of(format, i & 15);
         high[2 * i] = static_cast<uint8_t>(bits);
         high[2 * i + 1] = static_cast<uint8_t>(bits >> 8);
+        const float value = AsFloat(static_cast<uint32_t>(bits) << 16);
+        if (i < 16) __builtin_memcpy(low + 4 * i, &value, 4);
       }
       return;
     }
@@ -147,6 +149,9 @@ struct TableBytes {
       high[i] = static_cast<uint8_t>(bits >> 8);
       low[i] = static_cast<uint8_t>(bits);
     }
+  }
+  explicit TableBytes(const float (&codebook)[16]) : high{}, low{} {
+    __builtin_memcpy(low, codebook, sizeof(codebook));
   }
 
   JAXPLUGIN_ALWAYS_INLINE Tables Load() const {
@@ -208,6 +213,15 @@ JAXPLUGIN_ALWAYS_INLINE Unit Unpack4(__m512i codes, __m512i table) {
                _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), table),
                _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), table),
                _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), table)}};
+}
+
+// Converts the same codes to float32, part p: the values of the low (p < 4) or
+// the high words of q[p % 4].
+JAXPLUGIN_ALWAYS_INLINE __m512i Unpack4ToFloats(__m512i codes, __m512i table,
+                                                int p) {
+  const __m512i index = _mm512_srli_epi32(codes, 4 * (p % 4) + 16 * (p / 4));
+  return _mm512_castps_si512(
+      _mm512_permutexvar_ps(index, _mm512_castsi512_ps(table)));
 }
 
 // Loads the first `left` of 64 bytes; the others are 0, which is the code of
@@ -473,6 +487,7 @@ struct FoldE4M3 {
 // Unpacks rows of one operand. It is created once per call.
 struct Unpacker {
   const Operand& x;
+  const TableBytes codebook_bytes;
   const TableBytes& table_bytes;
   const TableBytes& fold_bytes;
   const FoldE4M3& fold_e4m3;
@@ -482,13 +497,17 @@ struct Unpacker {
 
   Unpacker(const Operand& operand, Order order)
       : x(operand),
-        table_bytes(TablesOf(operand.format)),
+        codebook_bytes(operand.codebook),
+        table_bytes(operand.format == Format::kCodebook
+                        ? codebook_bytes
+                        : TablesOf(operand.format)),
         fold_bytes(TablesOf<CodeToFold>(operand.format)),
         fold_e4m3(FoldE4M3::Get()),
         index(operand.block, IsPacked(operand.format) ? 128 : 64),
         reorder(ReorderOf(NativeOrder(operand.format), order)),
         is_nvfp4(operand.format == Format::kE2M1 && operand.block == 16 &&
                  operand.scale_kind == ScaleKind::kE4M3) {}
+  Unpacker(const Unpacker&) = delete;  // table_bytes may be of this object
 
   // Prefetches into L2 the codes of `units` units of a row from unit u on, or,
   // at the end of the row, the first ones of the row `next` rows further. The
