@@ -343,7 +343,6 @@ def _has_groups(x: Any, stack: Any, *, implementation: Any, **_: Any) -> bool:
     return False
   if isinstance(x, scaled_array.ScaledArray) and x.ndim != 2:
     return False  # cannot be reshaped to rows
-  k = x.shape[-1]
   for side in (x, stack):
     if isinstance(side, scaled_array.ScaledArray) and (
       side.surrogate is not None

@@ -3,15 +3,17 @@
 """Formats with a codebook, against NumPy and bitsandbytes' algorithm."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin.dot import reference
+from jaxplugin.runtime import cpu_library
 
 # bitsandbytes' fp4: not in order, and with a zero of each sign.
 FP4 = tuple(
@@ -20,6 +22,10 @@ FP4 = tuple(
   for x in sign * np.array([0, 0.0625, 8, 12, 4, 6, 2, 3])
 )
 BNB_FP4 = dataclasses.replace(jp.NF4, name="bnb_fp4", codebook=FP4)
+NEEDS_KERNELS = absltest.skipIf(
+  jp.detect_target("cpu").cpu_kernels not in cpu_library.CODEBOOK_ISAS,
+  "no CPU kernels decode codebooks",
+)
 # The codebook of GGUF's IQ4_NL (`kvalues_iq4nl` in ggml-common.h).
 IQ4 = jp.BlockFormat(
   name="iq4",
@@ -184,6 +190,108 @@ class CodebookTest(parameterized.TestCase):
       NotImplementedError, "quantize_dots: .* must have no codebook, got nf4"
     ):
       jp.quantize_dots(lambda x: x, "nf4")
+
+
+def changed(format, **changes):
+  return dataclasses.replace(format, name="f", **changes)
+
+
+@NEEDS_KERNELS
+class CodebookKernelsTest(parameterized.TestCase):
+  def assert_within(self, got, x, w, **options):
+    w = reference.oracle_dequantize(w.values, w.scale, w.format)
+    x = np.asarray(x, np.float64)
+    with np.errstate(invalid="ignore"):
+      error = np.abs(np.asarray(got, np.float64) - x @ w.T)
+      bound = reference.ERROR_BOUND * (np.abs(x) @ np.abs(w).T)
+    is_right = (error <= bound) | (np.isnan(error) & np.isnan(bound))
+    self.assertTrue(is_right.all(), f"{np.nanmax(error / bound)} times")
+
+  @parameterized.parameters(
+    jp.NF4,
+    IQ4,
+    changed(IQ4, scale_dtype=np.float32),
+    changed(jp.NF4, block_size=16, scale_dtype=ml_dtypes.bfloat16),
+    changed(jp.NF4, block_size=512),
+    changed(jp.NF4, block_size=1024),
+    changed(jp.NF4, block_size=0),
+    BNB_FP4,
+  )
+  def test_rows_of_any_number_and_dtype_have_the_error_bound(self, format):
+    rng = np.random.default_rng(5)
+    for n, k, m in (
+      *((40, 576, rows) for rows in (1, 2, 3, 4, 5, 8, 9, 30)),
+      *((9, 1024 + 64, rows) for rows in (1, 12, 70)),
+      *((3, 64, 1), (3, 34, 2), (70, 10000, 3)),
+    ):
+      w = jp.quantize(rng.normal(size=(n, k)).astype(np.float32), format)
+      for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+        x = jnp.asarray(rng.normal(size=(m, k)), dtype)
+        with self.subTest(f"{m} {n} {k} {dtype.__name__}"):
+          got = jp.block_scaled_dot(x, w, implementation="cpu")
+          self.assert_within(got, x, w)
+          turned = jp.block_scaled_dot(w, x, implementation="cpu")
+          self.assert_within(np.transpose(turned), x, w)
+
+  def test_scales_that_are_extreme_or_nan(self):
+    w = jp.quantize(np.ones((8, 192), np.float32), "nf4")
+    codes = np.random.default_rng(6).integers(0, 256, (8, 96), np.uint8)
+    scale = np.ones((8, 3), np.float32)
+    scale[0, 1], scale[1, 0], scale[2, 2], scale[3] = np.nan, 1e30, 1e-30, 0
+    scale[4] = (1e35, 1, 1e-35)
+    codes[5] = 0  # an entry that is not 0
+    scale[5] = 1e25
+    w = jp.ScaledArray(codes, scale, None, jp.NF4)
+    x = jnp.asarray(np.random.default_rng(7).normal(size=(3, 192)), "float32")
+    self.assert_within(jp.block_scaled_dot(x, w, implementation="cpu"), x, w)
+
+  def test_mxfp8_rows_and_an_epilogue(self):
+    rng = np.random.default_rng(8)
+    w = jp.quantize(rng.normal(size=(48, 224)).astype(np.float32), "nf4")
+    for rows in (2, 20):
+      x = jp.quantize(rng.normal(size=(rows, 224)).astype(np.float32), "mxfp8")
+      dot = lambda name, x=x: jp.block_scaled_dot(
+        *(x, w),
+        bias=jnp.ones(48),
+        activation="relu",
+        implementation=name,
+      )
+      np.testing.assert_allclose(dot("cpu"), dot("xla"), rtol=1e-4, atol=1e-4)
+
+  def test_two_engines_decode_codebooks(self):
+    operands = np.dtype(np.float32), jp.NF4
+    dot = cpu_library.dot_numbers("avx512_bf16", operands, (3, 64, 64))
+    for number in itertools.count(1):
+      if (name := cpu_library.engine_name(number)) is None:
+        break
+      with self.subTest(name):
+        error = cpu_library.dot_config_error(dot, (number, 0, 0, 0))
+        if name in ("few_rows_avx512", "float_avx512"):
+          self.assertEqual(error, "")
+        else:
+          self.assertRegex(error, "does not decode codebooks|needs .* kernels")
+
+  def test_layer_of_a_stack_is_read_in_place(self):
+    stack = jp.quantize(np.ones((3, 32, 64), np.float32), "nf4")
+    f = jax.jit(lambda x, i: jp.linear(x, stack, layer=i))
+    text = f.lower(jnp.ones((2, 64)), 1).as_text()
+    self.assertIn("jaxplugin_ragged_dot", text)
+
+  @parameterized.parameters(
+    (jp.NF4, 64, "avx2", "with avx512_bf16 or amx_bf16, got avx2 for nf4"),
+    (jp.NF4, 64, None, "reads values without a codebook, got nf4"),
+    (changed(jp.NF4, block_size=48), 96, "amx_bf16", "multiple of 512.*of 48"),
+    (changed(jp.NF4, codebook=(2.0**-17, *jp.NF4.codebook[1:])), 64,
+      "avx512_bf16", "codebooks of 0 and 1.5.*e-05 to 65536.0, got f"),
+  )  # fmt: skip
+  def test_refusal_has_the_reason(self, format, k, isa, reason):
+    found = cpu_library.format_refusal(format, k, isa)
+    self.assertRegex(found, reason)
+
+  def test_two_codebooks_are_refused(self):
+    w = jp.quantize(jnp.ones((64, 64)), "nf4")
+    text = jp.explain(jp.block_scaled_dot, w, w).details()
+    self.assertIn("a codebook of one operand, got nf4 x nf4", text)
 
 
 class CodebookDotTest(parameterized.TestCase):
