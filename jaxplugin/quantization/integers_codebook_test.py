@@ -205,7 +205,7 @@ class CodebookKernelsTest(parameterized.TestCase):
       error = np.abs(np.asarray(got, np.float64) - x @ w.T)
       bound = reference.ERROR_BOUND * (np.abs(x) @ np.abs(w).T)
     is_right = (error <= bound) | (np.isnan(error) & np.isnan(bound))
-    self.assertTrue(is_right.all(), f"{np.nanmax(error / bound)} times")
+    self.assertTrue(is_right.all(), f"{error} for {bound}")
 
   @parameterized.parameters(
     jp.NF4,
@@ -219,19 +219,22 @@ class CodebookKernelsTest(parameterized.TestCase):
   )
   def test_rows_of_any_number_and_dtype_have_the_error_bound(self, format):
     rng = np.random.default_rng(5)
-    for n, k, m in (
-      *((40, 576, rows) for rows in (1, 2, 3, 4, 5, 8, 9, 30)),
-      *((9, 1024 + 64, rows) for rows in (1, 12, 70)),
-      *((3, 64, 1), (3, 34, 2), (70, 10000, 3)),
+    for n, k, m, dtype in (
+      (40, 576, 1, jnp.float32),
+      (40, 576, 4, jnp.bfloat16),
+      (40, 576, 5, jnp.float16),
+      (40, 576, 9, jnp.bfloat16),
+      (9, 1088, 12, jnp.float32),
+      (3, 34, 2, jnp.float32),
+      (70, 10000, 3, jnp.float32),
     ):
       w = jp.quantize(rng.normal(size=(n, k)).astype(np.float32), format)
-      for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
-        x = jnp.asarray(rng.normal(size=(m, k)), dtype)
-        with self.subTest(f"{m} {n} {k} {dtype.__name__}"):
-          got = jp.block_scaled_dot(x, w, implementation="cpu")
-          self.assert_within(got, x, w)
-          turned = jp.block_scaled_dot(w, x, implementation="cpu")
-          self.assert_within(np.transpose(turned), x, w)
+      x = jnp.asarray(rng.normal(size=(m, k)), dtype)
+      with self.subTest(f"{m} {n} {k} {dtype.__name__}"):
+        got = jp.block_scaled_dot(x, w, implementation="cpu")
+        self.assert_within(got, x, w)
+        turned = jp.block_scaled_dot(w, x, implementation="cpu")
+        self.assert_within(np.transpose(turned), x, w)
 
   def test_scales_that_are_extreme_or_nan(self):
     w = jp.quantize(np.ones((8, 192), np.float32), "nf4")
