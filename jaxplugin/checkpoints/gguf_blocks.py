@@ -68,10 +68,13 @@ _WHO: Final = "checkpoints.from_gguf"
 _NIBBLES: Final = (0, 4)
 _TWO_BITS: Final = (0, 2, 4, 6)
 _BITS: Final = tuple(range(8))
-# The codebook of IQ4_NL and IQ4_XS.
-_IQ4: Final = (
-  *(-127, -104, -83, -65, -49, -35, -22, -10),
-  *(1, 13, 25, 38, 53, 69, 89, 113),
+# The values of the 4-bit codes of IQ4_NL and IQ4_XS.
+_IQ4: Final = np.array(
+  [
+    *(-127, -104, -83, -65, -49, -35, -22, -10),
+    *(1, 13, 25, 38, 53, 69, 89, 113),
+  ],
+  np.int8,
 )
 
 
@@ -102,8 +105,8 @@ def from_gguf(
   """Converts a weight of GGUF without a rounding, in one copy.
 
   The numbers are those of the gguf package's `dequantize`, except that MXFP4's
-  scale byte 255 is NaN here. Integers of 5 and 6 bits become INT8.
-  The scales of K-quants and IQ4_XS become f32. So these types need more bytes
+  scale byte 255 is NaN here. Integers of 5 and 6 bits and of IQ4 become INT8.
+  The scales and minima of K-quants become f32. So these types need more bytes
   in memory than in the file.
 
   Args:
@@ -276,7 +279,7 @@ def _q8_0(blocks: Any) -> tuple[Any, Any, Any]:
   return _signed(data), _floats(d), None
 
 
-def _q4_0(blocks: Any) -> tuple[Any, Any, Any]:  # and IQ4_NL
+def _q4_0(blocks: Any) -> tuple[Any, Any, Any]:
   d, data = _fields(blocks, 2, 16)
   return _halves(data) ^ packed_integers.NIBBLE_SIGNS, _floats(d), None
 
@@ -303,6 +306,17 @@ def _q5_1(blocks: Any) -> tuple[Any, Any, Any]:
   return _five_bits(high, data), _floats(d), _floats(minimum)
 
 
+def _iq4_nl(blocks: Any) -> tuple[Any, Any, Any]:
+  d, data = _fields(blocks, 2, 16)
+  return _iq4(data, 1), _floats(d), None
+
+
+def _iq4(data: Any, groups: int) -> Any:
+  codes = _bits(data, groups, _NIBBLES, 15)
+  table = _IQ4 if isinstance(data, np.ndarray) else jnp.asarray(_IQ4)
+  return table[codes]
+
+
 # Blocks of 256: K-quants and IQ4_XS.
 
 
@@ -310,8 +324,7 @@ def _iq4_xs(blocks: Any) -> tuple[Any, Any, Any]:
   d, high, low, data = _fields(blocks, 2, 2, 4, 128)
   factors = _bits(low, 4, _NIBBLES, 15)
   factors |= _bits(high, 2, _TWO_BITS, 3) << np.uint8(4)
-  codes = _signed(_bits(data, 8, _NIBBLES, 15)) - np.int8(8)
-  return codes, _times(d, _signed(factors) - np.int8(32)), None
+  return _iq4(data, 8), _times(d, _signed(factors) - np.int8(32)), None
 
 
 def _q2_k(blocks: Any) -> tuple[Any, Any, Any]:
@@ -395,11 +408,7 @@ TYPES: Final = {
     ),
     ("Q5_K", _format("int8_32_f32_min", _INT8, 32, **_MIN), _q5_k),
     ("Q6_K", _format("int8_16_f32", _INT8, 16), _q6_k),
-    (
-      "IQ4_NL",
-      _format("iq4_nl", _INT4, 32, scale_dtype=formats.F16, codebook=_IQ4),
-      _q4_0,
-    ),
-    ("IQ4_XS", _format("iq4_xs", _INT4, 32, codebook=_IQ4), _iq4_xs),
+    ("IQ4_NL", formats.INT8_32, _iq4_nl),
+    ("IQ4_XS", _format("int8_32_f32", _INT8, 32), _iq4_xs),
   )
 }
