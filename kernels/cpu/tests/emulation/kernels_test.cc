@@ -152,8 +152,8 @@ struct Side {
         exact(static_cast<size_t>(rows * k)) {
     const int64_t block = Block(kind);
     operand = {format,  kind, values.data(), scale.data(),       rows, k,
-               RowBytes(format, k), block,   Columns(kind, k),     0, 0, 0,
-               nullptr, OffsetKind::kF32, 0};
+               RowBytes(format, k), block,   Columns(kind, k),     0, {}, 0,
+               0,       nullptr, OffsetKind::kF32, 0};
     for (int64_t i = 0; i < rows * Columns(kind, k); ++i) {
       static constexpr int kE4M3Codes[] = {0x30, 0x38, 0x40};
       static constexpr int kF16Codes[] = {0x3800, 0x3c00, 0xc000};
