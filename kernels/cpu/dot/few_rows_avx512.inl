@@ -399,9 +399,9 @@ JAXPLUGIN_ALWAYS_INLINE bool FewRowsFoldStep(const uint8_t* values,
 
 // Floats are multiplied by 2^kFloatShift, and their sums are divided by it. So
 // all floats from 2^-87 to 2^38 are supported with codes of 4 bits, and up to
-// 2^25 with codes of 8 bits and codebooks. Their products with E5M2's smallest value and the
-// smallest safe scale are multiples of 2^-149, float32's smallest number. The
-// largest products are below 2^110.
+// 2^25 with codes of 8 bits and codebooks. Their products with E5M2's smallest
+// value and the smallest safe scale are multiples of 2^-149, float32's smallest
+// number. The largest products are below 2^110.
 constexpr int kFloatShift = 23;
 
 JAXPLUGIN_ALWAYS_INLINE constexpr bool MagnitudesAreSmall(Format format) {
