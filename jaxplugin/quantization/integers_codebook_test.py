@@ -102,6 +102,10 @@ class CodebookTest(parameterized.TestCase):
     x = odd_numbers(40, 192)[6:]
     found = jp.quantize(x, format)
     size, entries = format.block_size, np.asarray(format.codebook)
+    amax = np.abs(x.reshape(len(x), -1, size)).max(-1)
+    largest = np.float32(np.abs(entries).max())
+    expected = (amax / largest).astype(format.scale_dtype)
+    np.testing.assert_array_equal(found.scale, expected)
     scale = np.repeat(np.asarray(found.scale, np.float64), size, -1)
     error = np.abs(x[..., None] - scale[..., None] * entries)
     got = np.abs(np.asarray(found.dequantize(), np.float64) - x)
