@@ -13,15 +13,13 @@
 from jaxplugin.checkpoints.assembly import (
   GLOBAL_SCALE_RANGE as GLOBAL_SCALE_RANGE,
 )
-from jaxplugin.checkpoints.conversions import from_comfyui as from_comfyui
-from jaxplugin.checkpoints.conversions import (
+from jaxplugin.checkpoints.compressed_tensors import (
   from_compressed_tensors as from_compressed_tensors,
 )
+from jaxplugin.checkpoints.conversions import from_comfyui as from_comfyui
 from jaxplugin.checkpoints.conversions import from_deepseek as from_deepseek
 from jaxplugin.checkpoints.conversions import from_gpt_oss as from_gpt_oss
-from jaxplugin.checkpoints.conversions import from_mlx as from_mlx
 from jaxplugin.checkpoints.conversions import from_modelopt as from_modelopt
-from jaxplugin.checkpoints.conversions import from_torchao as from_torchao
 from jaxplugin.checkpoints.errors import CheckpointError as CheckpointError
 from jaxplugin.checkpoints.errors import LayoutWarning as LayoutWarning
 from jaxplugin.checkpoints.errors import NumbersWarning as NumbersWarning
@@ -36,8 +34,10 @@ from jaxplugin.checkpoints.layouts import WRITTEN_LAYOUTS as WRITTEN_LAYOUTS
 from jaxplugin.checkpoints.layouts import activation_scale as activation_scale
 from jaxplugin.checkpoints.loading import Checkpoint as Checkpoint
 from jaxplugin.checkpoints.loading import load as load
+from jaxplugin.checkpoints.mlx import from_mlx as from_mlx
 from jaxplugin.checkpoints.packed_integers import from_awq as from_awq
 from jaxplugin.checkpoints.packed_integers import from_gptq as from_gptq
+from jaxplugin.checkpoints.torchao import from_torchao as from_torchao
 from jaxplugin.checkpoints.writing.quantizing import Quantized as Quantized
 from jaxplugin.checkpoints.writing.quantizing import quantize as quantize
 from jaxplugin.checkpoints.writing.saving import save as save

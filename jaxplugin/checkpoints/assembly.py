@@ -28,6 +28,7 @@ from jaxplugin.core import blocking, error_context, formats
 GLOBAL_SCALE_RANGE: Final = (2.0**-40, 0.25)
 
 SIGN: Final = 0x80
+FP8: Final = (formats.E4M3, formats.E5M2)
 E4M3_NAN: Final = 0x7F
 _FP4_MAGNITUDES: Final = 0x77  # both values in a byte
 
@@ -133,6 +134,11 @@ def find_format(who: str, values: Any, scale: Any) -> formats.BlockFormat:
 def is_float(x: Any) -> bool:
   """Returns whether a dtype is a float of more than a byte."""
   return x.dtype.itemsize > 1 and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def is_scaled_by_floats(values: Any, scale: Any) -> bool:
+  """Returns whether values are FP8 or INT8, and scales f16 or wider floats."""
+  return values.dtype in (*FP8, formats.INT8) and is_float(scale)
 
 
 def require_global_scale(

@@ -6,12 +6,10 @@ Most results are views of the bytes. In all of these layouts values and scale
 factors lie along k, the last dimension, except in some experts of ModelOpt. FP4
 has two values a byte. NumPy arrays give views; JAX's are bitcast.
 
-Sources: NVIDIA Model Optimizer's unified Hugging Face export; the compressors
-of compressed-tensors 0.20; the weights of openai/gpt-oss; `NVFP4Tensor` and
-`MXTensor` of torchao 0.18; OCP MX v1.0, section 5;
-comfy-kitchen's `float_utils.py` and `tensor/nvfp4.py` at 7d86acf, with
-ComfyUI's `ops.py`; `inference/convert.py` of DeepSeek-V4; `fp_quantize` of
-mlx/ops.cpp at 846d176.
+Sources: NVIDIA Model Optimizer's unified Hugging Face export; the weights of
+openai/gpt-oss; OCP MX v1.0, section 5; comfy-kitchen's `float_utils.py` and
+`tensor/nvfp4.py` at 7d86acf, with ComfyUI's `ops.py`; `inference/convert.py` of
+DeepSeek-V4.
 """
 
 from __future__ import annotations
@@ -19,17 +17,11 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-import numpy as np
-
 from jaxplugin.arrays import layouts, scaled_array
-from jaxplugin.checkpoints import assembly, packed_integers
+from jaxplugin.checkpoints import assembly
 from jaxplugin.core import formats
 
 _GPT_OSS_BYTES: Final = formats.MXFP4.block_size // 2  # of a block
-# MLX: 32-bit words of values for each scale.
-_MLX_FORMATS: Final = {2: formats.NVFP4, 4: formats.MXFP4, 8: formats.MXFP8}
-_FP8: Final = (formats.E4M3, formats.E5M2)
-_WORDS: Final = np.dtype(np.uint32)
 
 
 def from_modelopt(
@@ -86,97 +78,6 @@ def from_modelopt(
   assembly.require_arrays(who, {"weight": weight, "weight_scale": weight_scale})
   second = assembly.GlobalScale(who, name, weight_scale_2, global_scale_range)
   return assembly.from_linear(weight, weight_scale, second)
-
-
-def from_compressed_tensors(
-  weight_packed: Any,
-  weight_scale: Any,
-  weight_global_scale: Any = None,
-  *,
-  weight_shape: Any = None,
-  weight_zero_point: Any = None,
-  global_scale_range: assembly.Range | None = assembly.GLOBAL_SCALE_RANGE,
-) -> scaled_array.ScaledArray:
-  """Converts a weight of compressed-tensors (llm-compressor, vLLM).
-
-  Its formats are nvfp4-pack-quantized, mxfp4-pack-quantized, mxfp8-quantized,
-  float-quantized, int-quantized and pack-quantized. The numbers are::
-
-    weight[i] = value[i] * weight_scale[i // block] / weight_global_scale
-    weight[i] = (integer[i] - zero_point[i // block]) * weight_scale[i // block]
-
-  Args:
-    weight_packed: same as `weight` of `from_modelopt`; or f8e4m3fn, f8e5m2 or
-      int8[..., n, k]; or pack-quantized int32[..., n, k / 8], integers of 4
-      bits plus 8, the first in the lowest bits. Files call it `weight` unless
-      it is packed.
-    weight_scale: same as in `from_modelopt`. For float-quantized, int-quantized
-      and pack-quantized f32, bf16 or f16: one for the array or for each matrix,
-      [n], [n, 1], [n, k / size], or one for blocks of 128 x 128 values.
-    weight_global_scale: NVFP4: f32 that *divides*, one number or one for each
-      leading index. MX: None.
-    weight_shape: pack-quantized: [n, k], if k is not a multiple of 8, or if
-      integers have 8 bits, int32[..., n, k / 4].
-    weight_zero_point: zero points of integers, or None. int-quantized: int8 of
-      the shape of weight_scale. pack-quantized: int32[..., n / 8, groups] (4
-      bits) or int32[..., n / 4, groups].
-    global_scale_range: smallest and largest reciprocal, see `from_modelopt`.
-
-  Returns:
-    A `ScaledArray` of views, blocked along the last dimension. The global scale
-    of NVFP4 is the f32 reciprocal, with a relative error of at most 2^-24. One
-    scale for a matrix is repeated for its rows: `FP8_ROW` or `INT8_ROW`.
-
-  Raises:
-    TypeError: If dtypes and shapes fit no format.
-    CheckpointError: If 1 / weight_global_scale is out of range.
-
-  Source: the compressors of compressed-tensors 0.20.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> import numpy as np
-    >>> import jaxplugin as jp
-    >>> w = jp.quantize(jnp.ones((32, 64)), "nvfp4")
-    >>> values, scale = np.asarray(w.values), np.asarray(w.scale)
-    >>> divisor = 1 / np.asarray(w.global_scale)
-    >>> w_q = jp.checkpoints.from_compressed_tensors(values, scale, divisor)
-    >>> print(w_q.format, w_q.shape)
-    nvfp4 (32, 64)
-  """
-  who, name = "checkpoints.from_compressed_tensors", "weight_global_scale"
-  assembly.require_arrays(
-    *(who, {"weight_packed": weight_packed, "weight_scale": weight_scale}),
-    {"weight_zero_point": weight_zero_point},
-  )
-  given = weight_global_scale
-  if given is None and weight_packed.dtype == packed_integers.INT32:
-    shape = packed_integers.default_shape(weight_packed)
-    if weight_shape is not None:
-      shape = tuple(map(int, weight_shape))
-    return packed_integers.unpack(
-      who, weight_packed, weight_scale, shape, weight_zero_point
-    )
-  if given is None and is_scaled_by_floats(weight_packed, weight_scale):
-    return assembly.assemble_scaled(
-      *(who, weight_packed.dtype, weight_packed, weight_scale),
-      zero_points=weight_zero_point,
-    )
-  if weight_zero_point is not None:
-    raise TypeError(
-      f"{who}: weight_zero_point must be None for floats, got"
-      f" {assembly.brief(weight_zero_point)} for"
-      f" {assembly.brief(weight_packed)}; leave it out"
-    )
-  second = assembly.GlobalScale(
-    who, name, given, global_scale_range, divides=True
-  )
-  return assembly.from_linear(weight_packed, weight_scale, second)
-
-
-def is_scaled_by_floats(values: Any, scale: Any) -> bool:
-  """Returns whether values are FP8 or INT8, and scales f16 or wider floats."""
-  return values.dtype in (*_FP8, formats.INT8) and assembly.is_float(scale)
 
 
 def from_comfyui(
@@ -311,7 +212,7 @@ def from_deepseek(weight: Any, scale: Any) -> scaled_array.ScaledArray:
   """
   who = "checkpoints.from_deepseek"
   assembly.require_arrays(who, {"weight": weight, "scale": scale})
-  if weight.dtype in _FP8 and assembly.is_float(scale):
+  if weight.dtype in assembly.FP8 and assembly.is_float(scale):
     return assembly.assemble_scaled(who, weight.dtype, weight, scale)
   format = deepseek_format(who, weight, scale)
   if not format.is_fp4:
@@ -348,121 +249,6 @@ def deepseek_format(who: str, weight: Any, scale: Any) -> formats.BlockFormat:
     " of 1, 32 or 128 rows and 32 or 128 columns, got"
     f" {assembly.brief(weight)} and"
     f" {assembly.brief(scale)}"
-  )
-
-
-def from_mlx(
-  weight: Any, scales: Any, biases: Any = None, *, bits: int = 4
-) -> scaled_array.ScaledArray:
-  """Converts a weight of MLX in mode mxfp4, mxfp8, nvfp4 or affine.
-
-  The numbers are::
-
-    weight[i] = value[i] * scale[i // block]
-    weight[i] = code[i] * scale[i // block] + bias[i // block]   (affine)
-
-  Args:
-    weight: uint32, the first value in the lowest bits. FP4 and codes of 4 bits:
-      [..., n, k / 8]. FP8 (E4M3) and codes of 8 bits: [..., n, k / 4].
-    scales: uint8. mxfp4, mxfp8: E8M0[..., n, k / 32]. nvfp4: E4M3[..., n, k /
-      16]. affine: f16, bf16 or f32[..., n, k / group].
-    biases: affine: same dtype and shape as scales. Other modes: None.
-    bits: affine: 4 or 8, the bits of a code.
-
-  Returns:
-    A `ScaledArray` of views, blocked along the last dimension. NVFP4 has the
-    global scale 1. An affine weight has the biases as minima.
-
-  Raises:
-    TypeError: If dtypes and shapes fit no format.
-    ValueError: If bits is not 4 or 8.
-
-  Source: `fp_quantize` and `affine_quantize` of mlx/ops.cpp at 846d176.
-
-  Example:
-    >>> import numpy as np
-    >>> import jaxplugin as jp
-    >>> words = np.full((32, 8), 0x22222222, np.uint32)  # E2M1's 0010 is 1
-    >>> scales = np.full((32, 2), 127, np.uint8)  # 2^0
-    >>> w_q = jp.checkpoints.from_mlx(words, scales)
-    >>> print(w_q.format, w_q.shape, jp.dequantize(w_q)[0, 0])
-    mxfp4 (32, 64) 1.0
-  """
-  who = "checkpoints.from_mlx"
-  assembly.require_arrays(
-    who, {"weight": weight, "scales": scales}, {"biases": biases}
-  )
-  if biases is not None:
-    format = mlx_affine_format(who, weight, scales, biases, bits)
-    signs = packed_integers.NIBBLE_SIGNS if bits == 4 else assembly.SIGN
-    values = packed_integers.bytes_of(weight) ^ np.uint8(signs)
-    return assembly.assemble(format, values, scales, offset=biases)
-  format = mlx_format(who, weight, scales)
-  values = packed_integers.bytes_of(weight)
-  one = np.float32(1) if format.has_global_scale else None
-  second = assembly.GlobalScale(who, "global_scale", one, None)
-  return assembly.assemble(format, values, scales, second)
-
-
-def mlx_format(who: str, weight: Any, scales: Any) -> formats.BlockFormat:
-  """Returns the format that an MLX weight fits, or raises TypeError."""
-  if (
-    weight.dtype == _WORDS
-    and scales.dtype == formats.PACKED
-    and assembly.blocked_axis(weight, scales) == -1
-    and weight.shape[-1] % scales.shape[-1] == 0
-  ):
-    format = _MLX_FORMATS.get(weight.shape[-1] // scales.shape[-1])
-    if format is not None:
-      return format
-  raise TypeError(
-    f"{who}: weight and scales must be MLX's mxfp4 (uint32[..., n, k / 8],"
-    " uint8[..., n, k / 32]), mxfp8 (uint32[..., n, k / 4], uint8[..., n,"
-    " k / 32]) or nvfp4 (uint32[..., n, k / 8], uint8[..., n, k / 16]), got"
-    f" {assembly.brief(weight)} and {assembly.brief(scales)}"
-  )
-
-
-def mlx_affine_format(
-  who: str, weight: Any, scales: Any, biases: Any, bits: int
-) -> formats.BlockFormat:
-  """Returns the format of an affine MLX weight.
-
-  Raises:
-    TypeError: If dtypes and shapes do not fit.
-    ValueError: If bits is not 4 or 8.
-  """
-  if bits not in (4, 8):
-    raise ValueError(
-      f"{who}: bits must be 4 or 8, got {bits}; dequantize the weight with MLX,"
-      " and quantize the result"
-    )
-  k = weight.shape[-1] * 32 // bits if weight.shape else 0
-  groups = scales.shape[-1] if scales.shape else 0
-  if (
-    weight.dtype != _WORDS
-    or scales.dtype not in formats.FLOAT_DTYPES
-    or assembly.blocked_axis(weight, scales) != -1
-    or k % groups
-    or (biases.dtype, tuple(biases.shape))
-    != (scales.dtype, tuple(scales.shape))
-  ):
-    raise TypeError(
-      f"{who}: weight, scales and biases must be uint32[..., n, k * {bits} /"
-      " 32] and floats [..., n, k / group] of one dtype, got"
-      f" {assembly.brief(weight)}, {assembly.brief(scales)} and"
-      f" {assembly.brief(biases)}"
-    )
-  size = k // groups
-  return formats.named(
-    formats.BlockFormat(
-      name=f"uint{bits}_{size}_min_{scales.dtype}",
-      values_dtype=formats.INT4 if bits == 4 else formats.INT8,
-      scale_dtype=scales.dtype,
-      block_size=size,
-      offset_dtype=scales.dtype,
-      code_offset=1 << (bits - 1),
-    )
   )
 
 
@@ -520,98 +306,3 @@ def require_gpt_oss(who: str, blocks: Any, scales: Any) -> None:
       f" scales uint8[..., n, k / 32], got {assembly.brief(blocks)} and"
       f" {assembly.brief(scales)}"
     )
-
-
-def from_torchao(
-  qdata: Any,
-  scale: Any,
-  per_tensor_scale: Any = None,
-  *,
-  is_swizzled: bool = False,
-  global_scale_range: assembly.Range | None = assembly.GLOBAL_SCALE_RANGE,
-) -> scaled_array.ScaledArray:
-  """Converts a weight of torchao: parts of an `NVFP4Tensor` or `MXTensor`.
-
-  The numbers are::
-
-    weight[i] = value[i] * scale[i // block] * per_tensor_scale
-
-  Args:
-    qdata: FP4: uint8[..., n, k / 2], the low nibble first. FP8: f8e4m3fn or
-      f8e5m2[..., n, k].
-    scale: NVFP4: f8e4m3fn, or same as in `from_modelopt`. MX: f8e8m0fnu. [...,
-      n, k / block], or swizzled in any shape of as many bytes.
-    per_tensor_scale: NVFP4: f32[], f32[E, 1, 1] or None. MX: None.
-    is_swizzled: the attribute `is_swizzled_scales`. The result then has
-      scale_layout "swizzled_128x4".
-    global_scale_range: same as in `from_modelopt`.
-
-  Returns:
-    A `ScaledArray` of views, blocked along the last dimension.
-
-  Raises:
-    TypeError: If dtypes and shapes fit no format.
-    CheckpointError: If per_tensor_scale is out of range.
-    NotImplementedError: If a stack was swizzled as rows of one matrix, and n is
-      not a multiple of 128.
-
-  Source: `NVFP4Tensor` and `MXTensor` of torchao 0.18.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> import numpy as np
-    >>> import jaxplugin as jp
-    >>> w = jp.quantize(jnp.ones((32, 64)), "mxfp8")
-    >>> w_q = jp.checkpoints.from_torchao(
-    ...   np.asarray(w.values), np.asarray(w.scale))
-    >>> print(w_q.format, w_q.shape)
-    mxfp8 (32, 64)
-  """
-  who = "checkpoints.from_torchao"
-  assembly.require_arrays(who, {"qdata": qdata, "scale": scale})
-  name = "per_tensor_scale"
-  second = assembly.GlobalScale(who, name, per_tensor_scale, global_scale_range)
-  if not is_swizzled:
-    return assembly.from_linear(qdata, scale, second, is_optional=True)
-  format = torchao_format(who, qdata, scale, is_swizzled)
-  assembly.require_no_global(second, format)
-  scale = scale.reshape(assembly.swizzled_shape(format, qdata))
-  return assembly.assemble(format, qdata, scale, second, is_swizzled=True)
-
-
-def torchao_format(
-  who: str, qdata: Any, scale: Any, is_swizzled: bool
-) -> formats.BlockFormat:
-  """Returns the format that an `NVFP4Tensor` or an `MXTensor` fits.
-
-  Raises:
-    TypeError: If the parts fit no format.
-    NotImplementedError: If matrices of a stack share tiles of scales.
-  """
-  if not is_swizzled:
-    return assembly.find_format(who, qdata, scale)
-  rows = qdata.shape[-2] if len(qdata.shape) >= 2 else 0
-  if len(qdata.shape) > 2 and rows % layouts.SCALE_TILE_ROWS:
-    raise NotImplementedError(
-      f"{who}: rows of a stack with swizzled scales must be a multiple of"
-      f" {layouts.SCALE_TILE_ROWS}, because layers would share tiles, got"
-      f" {assembly.brief(qdata)}; save the scales unswizzled"
-    )
-  for format in assembly.FORMATS:
-    # With padding, two formats may have as many scales. Bytes mean E8M0 then.
-    if format.has_global_scale and scale.dtype == formats.PACKED:
-      continue
-    block_bytes = format.block_size * format.value_bits // 8
-    if (
-      rows
-      and qdata.shape[-1] % block_bytes == 0
-      and assembly.has_dtypes(format, qdata, scale)
-      and math.prod(scale.shape)
-      == math.prod(assembly.swizzled_shape(format, qdata))
-    ):
-      return format
-  raise TypeError(
-    f"{who}: qdata and a swizzled scale, padded to 128 rows and 4 columns,"
-    f" must fit one format, got {assembly.brief(qdata)} and"
-    f" {assembly.brief(scale)}"
-  )

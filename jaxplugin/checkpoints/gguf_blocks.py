@@ -22,7 +22,15 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import assembly, errors, packed_integers
+from jaxplugin.checkpoints import (
+  assembly,
+  entries,
+  errors,
+  names,
+  packed_integers,
+  records,
+  stored,
+)
 from jaxplugin.core import error_context, formats
 
 # All types of tensors by number: the name, values and bytes of a block. Source:
@@ -412,3 +420,35 @@ TYPES: Final = {
     ("IQ4_XS", _format("int8_32_f32", _INT8, 32), _iq4_xs),
   )
 }
+
+
+def _recognize(
+  contents: records.Contents, blocks: stored.StoredTensor
+) -> records.Entry | None:
+  name = blocks.type_name
+  if name not in TYPES:
+    return None
+  format = TYPES[name].format
+  scale = None
+  if format == formats.NVFP4:
+    base = names.base(blocks.name)
+    # llama.cpp's converter writes the first name, other tools the second.
+    scale_names = (f"{base}.scale", f"{base}{names.WEIGHT}.scale")
+    scales = [x for name in scale_names if (x := contents.tensors.get(name))]
+    if len(scales) > 1:
+      raise stored.fault(
+        blocks,
+        f"its global scale must be one tensor, got {scale_names[0]!r} and"
+        f" {scale_names[1]!r}",
+      )
+    scale = scales[0] if scales else None
+  return entries.entry(
+    *("gguf", format),
+    lambda x, y, **options: from_gguf(x, name, y, **options),
+    (blocks, scale),
+    has_range=True,
+    shape=shape_of(entries.WHO, blocks, name),
+  )
+
+
+LAYOUT: Final = records.Layout(name="gguf", recognize=_recognize)

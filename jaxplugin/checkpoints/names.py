@@ -60,6 +60,19 @@ def near(
   return found[:_NEAR]
 
 
+def base(name: str) -> str:
+  """Returns a weight's name without ".weight"."""
+  return name.removesuffix(WEIGHT)
+
+
+def prefix(name: str) -> str:
+  """Returns the prefix of a weight's other parts.
+
+  It is "up." for "up.weight", and "experts.up_proj_" for "experts.up_proj".
+  """
+  return f"{base(name)}." if name.endswith(WEIGHT) else f"{name}_"
+
+
 def module_of(weight: str) -> str:
   """Returns the name of a weight's module."""
   if weight.endswith(WEIGHT):

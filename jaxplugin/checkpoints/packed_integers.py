@@ -12,6 +12,8 @@ Sources: `pack_to_int32` of compressed-tensors 0.20; `qlinear` of GPTQModel 4;
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any, Final
 
 import jax.numpy as jnp
@@ -19,7 +21,14 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import assembly, errors
+from jaxplugin.checkpoints import (
+  assembly,
+  entries,
+  errors,
+  names,
+  records,
+  stored,
+)
 from jaxplugin.core import blocking, formats
 
 INT32: Final = np.dtype(np.int32)
@@ -319,3 +328,50 @@ def word_shape(
 def _is_int32(x: Any, shape: tuple[int, ...]) -> bool:
   """Returns whether an optional part is missing, or int32 of a shape."""
   return x is None or (x.dtype == INT32 and tuple(x.shape) == shape)
+
+
+def _recognize(
+  contents: records.Contents, words: stored.StoredTensor, *, layout: str
+) -> records.Entry | None:
+  """Returns a weight of GPTQ or AWQ; None for other layouts."""
+  base = words.name.removesuffix(".qweight")
+  scale, zeros, order = (
+    contents.tensors.get(f"{base}.{x}") for x in ("scales", "qzeros", "g_idx")
+  )
+  if words.dtype != INT32 or base == words.name:
+    return None
+  along_n = scale is not None and is_awq(words, scale)
+  if words.shape[-1:] == (0,):  # without rows, both layouts have these shapes
+    along_n = "awq" in contents.config
+  if scale is None or along_n != (layout == "awq"):
+    return None
+  n, k = word_shape(*(entries.WHO, words, scale, zeros, order), is_awq=along_n)
+  across = dataclasses.replace(scale, shape=scale.shape[::-1])
+  is_v2 = "gptq_v2" in contents.config
+
+  # Symmetric weights have zero points too, so their numbers decide.
+  points = zero_points_of(
+    zeros and zeros.read(), is_awq=along_n, is_smaller=not (along_n or is_v2)
+  )
+  zero_dtype = None if points is None else points.dtype
+  convert: Any = functools.partial(from_gptq, is_v2=is_v2)
+  if along_n:
+    convert = lambda x, y, z, _: from_awq(x, y, z)
+  return entries.entry(
+    layout,
+    assembly.find_scaled_format(
+      entries.WHO, formats.INT4, (n, k), across, zero_dtype
+    ),
+    convert,
+    (words, scale, zeros, order),
+    name=f"{base}{names.WEIGHT}",
+    shape=(n, k),
+  )
+
+
+LAYOUTS: Final = tuple(
+  records.Layout(
+    name=name, recognize=functools.partial(_recognize, layout=name)
+  )
+  for name in ("gptq", "awq")
+)

@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxplugin.checkpoints import (
   comfyui_marks,
+  entries,
   errors,
   layouts,
   records,
@@ -187,7 +188,7 @@ def _without_values(
     is_wide = jnp.issubdtype(values.dtype, np.floating) and (
       values.dtype.itemsize > 1
     )
-    if is_wide and tensor.dtype in layouts.SCALE_TYPES:
+    if is_wide and tensor.dtype in entries.SCALE_TYPES:
       return (
         f"its values, {values.name!r}, must be quantized, got"
         f" {values.type_name}{list(values.shape)}"

@@ -54,6 +54,10 @@ class Contents:
     """Whether this package wrote all files, with all parts of each weight."""
     return stored.LAYOUT in self.source.metadata
 
+  def existing(self, name: str) -> str | None:
+    """Returns a name if there is a tensor of that name, or None."""
+    return name if name in self.tensors else None
+
   def part(self, values: stored.StoredTensor, name: str) -> stored.StoredTensor:
     """Returns the scales of a weight.
 

@@ -17,9 +17,11 @@ import numpy as np
 
 from jaxplugin.arrays import quantized_weight, scaled_array
 from jaxplugin.checkpoints import (
+  entries,
   errors,
   layouts,
   loading,
+  named_scales,
   records,
   safetensors_files,
   stored,
@@ -39,7 +41,7 @@ def save(
   path: str | os.PathLike[str],
   tree: Any,
   *,
-  layout: str = layouts.MODELOPT,
+  layout: str = named_scales.MODELOPT,
   config: Mapping[str, Any] | None = None,
   progress: printing.Report | bool | None = None,
 ) -> None:
@@ -278,7 +280,7 @@ def _refusal(
       f" {list(scale.shape)}; quantize the weight with one"
     )
   g = np.asarray(scale, np.float32)
-  if layout.divides and layouts.divided(layouts.divided(g)) != g:
+  if layout.divides and entries.divided(entries.divided(g)) != g:
     return (
       f"layout {layout.name} stores 1 / global_scale in f32, which does not"
       f" give back {float(g.reshape(())):g}; quantize the weight with"

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import assembly, layouts, numbers, records, stored
+from jaxplugin.checkpoints import assembly, entries, numbers, records, stored
 from jaxplugin.checkpoints import names as naming
 from jaxplugin.core import formats
 from jaxplugin.quantization import api
@@ -167,9 +167,9 @@ def quantize(
   if shared is None:
     array = quantized()
     shared = np.asarray(array.global_scale).reshape(())
-    if layouts.divided(layouts.divided(shared)) == shared:
+    if entries.divided(entries.divided(shared)) == shared:
       return array
-  return quantized(layouts.divided(layouts.divided(shared)))
+  return quantized(entries.divided(entries.divided(shared)))
 
 
 def _quantized(
