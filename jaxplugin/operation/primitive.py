@@ -121,6 +121,18 @@ def _lower(primitive, who, lower, ctx, *args, target, platform=None, **params):
   ]
 
 
+def bind_problem(
+  primitive: extend_core.Primitive,
+  operands: Sequence[jax.Array],
+  problem: Any,
+  **params: Any,
+) -> Any:
+  """Binds a primitive whose results vary over the mesh axes of all operands."""
+  first, *rest = operands
+  first = jax_private.varying_as(first, *rest)
+  return primitive.bind(first, *rest, problem=problem, **params)
+
+
 def partition_key(
   context: LoweringContext,
   name: str,

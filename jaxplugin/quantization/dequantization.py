@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -172,23 +171,13 @@ def dequantize_arrays(
     operands = (values, scale, *given)
     y = _by_operations(*operands, problem=problem)
     return jax_private.varying_as(y, *operands)
-  return _bind(
+  return primitive.bind_problem(
+    dequantize_p,
     [values, scale, *given],
     problem,
     target=targets.request(),
     overlay=resolution.overlay(),
   )
-
-
-def _bind(
-  operands: Sequence[jax.Array],
-  problem: problems.DequantizationProblem,
-  **params: Any,
-) -> jax.Array:
-  values, *given = operands
-  # The result varies over the same mesh axes as values.
-  values = jax_private.varying_as(values, *given)
-  return dequantize_p.bind(values, *given, problem=problem, **params)
 
 
 def _by_operations(values, scale, global_scale=None, *, problem):
@@ -260,7 +249,9 @@ def _emit(values, scale, global_scale=None, *, problem, decision, target):
 
 def _lower(context, *, problem, target, overlay):
   # The function of each device binds the primitive for its shard.
-  bind = functools.partial(_bind, target=target, overlay=overlay)
+  bind = functools.partial(
+    primitive.bind_problem, dequantize_p, target=target, overlay=overlay
+  )
   if context.mesh is not None or context.module.is_split:
     function = operation.lowered(
       context,

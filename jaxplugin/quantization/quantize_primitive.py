@@ -127,7 +127,8 @@ def produce(
       for y in quantize_by_operations(*operands, problem=problem)
     ]
   else:
-    results = _bind(
+    results = primitive.bind_problem(
+      quantize_p,
       operands,
       problem,
       target=targets.request(),
@@ -178,19 +179,10 @@ def quantize_in_whole_tiles(
   )
   operands = [x] if global_scale is None else [x, global_scale]
   request = targets.Request(target=target, options=target.options)
-  values, scale = _bind(operands, problem, target=request, overlay=None)
+  values, scale = primitive.bind_problem(
+    quantize_p, operands, problem, target=request, overlay=None
+  )
   return values, scale
-
-
-def _bind(
-  operands: Sequence[jax.Array],
-  problem: problems.QuantizationProblem,
-  **params: Any,
-) -> list[jax.Array]:
-  x, *given = operands
-  # All results vary over the same mesh axes as x.
-  x = jax_private.varying_as(x, *given)
-  return quantize_p.bind(x, *given, problem=problem, **params)
 
 
 def _with_key(
@@ -398,7 +390,9 @@ def _maxima(x, problem, *, context, target, overlay):
 
 def _lower(context, *, problem, target, overlay):
   # The functions of each device bind the primitives for its shard.
-  bind = functools.partial(_bind, target=target, overlay=overlay)
+  bind = functools.partial(
+    primitive.bind_problem, quantize_p, target=target, overlay=overlay
+  )
   is_split = context.mesh is not None or context.module.is_split
   if is_split and problem.prologue and problem.prologue.gradient_of_halves:
     # Halves of x and of the result are one dimension, which XLA may split.
