@@ -5,10 +5,9 @@
 
 from absl.testing import absltest
 
-from jaxplugin.explanation import diagnostics
-from jaxplugin.stablehlo import modules
+from jaxplugin.stablehlo import module_runs, modules
 
-Run = diagnostics.Run
+Run = module_runs.Run
 # @f runs twice unconditionally and once in a branch, @g twice in each @f, @h in
 # a loop. Nothing calls @unused. @left and @right only call each other.
 TEXT = """module {
@@ -66,7 +65,7 @@ class RunsTest(absltest.TestCase):
     source = modules.read(TEXT)
     found = {
       operation.name.removeprefix("stablehlo."): dict(runs)
-      for operation, runs in diagnostics.runs_of(source)
+      for operation, runs in module_runs.runs_of(source)
     }
     branch = Run(is_conditional=True)
     self.assertEqual(found["sine"], {Run(): 1})
@@ -80,7 +79,7 @@ class RunsTest(absltest.TestCase):
     self.assertEqual(
       [
         operation.name
-        for operation, _ in diagnostics.runs_of(source)
+        for operation, _ in module_runs.runs_of(source)
         if operation.name != "func.func"
       ],
       [
