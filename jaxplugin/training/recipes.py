@@ -335,3 +335,10 @@ INT8_RECIPE: Final = Recipe(
 A row lies along the contracting dimension of each matmul. Gradients are rounded
 stochastically. No paper has validated this recipe at scale.
 """
+
+# Recipes with this format for every operand, by its name.
+BY_FORMAT: Final = {
+  "mxfp8": MXFP8_RECIPE,
+  "nvfp4": NVFP4_RECIPE,
+  "mxfp4": MXFP4_RECIPE,
+}

@@ -57,6 +57,11 @@ class BenchDevice:
   def is_gpu(self) -> bool:
     return self.target.platform != "cpu"
 
+  @property
+  def max_set_bytes(self) -> int:
+    """Memory limit of the sets of operands of one call."""
+    return 8 << 30 if self.is_gpu else 1 << 30
+
 
 def find(
   name: str | None, *, isa: str | None = None, who: str = "bench"

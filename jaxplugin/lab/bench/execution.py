@@ -43,8 +43,6 @@ _CALL_SECONDS: Final = 1e-3
 _SAMPLE_SECONDS: Final = 4e-3
 _MAX_STEPS: Final = 32
 _MAX_REPEATS: Final = 16
-# Memory limit of the sets of operands of one call.
-MAX_SET_BYTES: Final = {"cpu": 1 << 30, "gpu": 8 << 30}
 # Limit on a CPU, where several calls must not run concurrently.
 _MAX_CHAINED_STEPS: Final = 8
 

@@ -378,7 +378,7 @@ class RowMeasurement:
       mode="call" if variant.on_host else mode,
       is_chained=is_chained,
       step_seconds=least,
-      max_bytes=execution.MAX_SET_BYTES["gpu" if self.device.is_gpu else "cpu"],
+      max_bytes=self.device.max_set_bytes,
     )
 
   def _time(

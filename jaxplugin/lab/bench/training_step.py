@@ -28,11 +28,6 @@ from jaxplugin.lab.bench.peers import variants, verification
 from jaxplugin.rewriting import quantized_dots
 from jaxplugin.training import recipes
 
-RECIPES: Final = {
-  "mxfp8": recipes.MXFP8_RECIPE,
-  "nvfp4": recipes.NVFP4_RECIPE,
-  "mxfp4": recipes.MXFP4_RECIPE,
-}
 PEERS: Final = ("f32", "bf16")
 _EPSILON: Final = 1e-5
 _F32: Final = np.dtype(np.float32)
@@ -95,7 +90,7 @@ class TrainingVariants:
     self, row: workloads.BenchRow, pair: workloads.Pair, target: targets.Target
   ):
     self.row = row
-    self.recipe = RECIPES[pair.name]
+    self.recipe = recipes.BY_FORMAT[pair.name]
     self.target = target
     # The shape (k, n) of each weight.
     self.shapes = {

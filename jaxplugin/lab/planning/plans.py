@@ -30,15 +30,10 @@ PLAIN: Final = "bf16"
 RECIPE: Final = "-recipe"
 # Ends the format of a plan whose norms and activations quantize.
 FUSED: Final = " fused"
-_RECIPES: Final = {
-  "mxfp8": recipes.MXFP8_RECIPE,
-  "nvfp4": recipes.NVFP4_RECIPE,
-  "mxfp4": recipes.MXFP4_RECIPE,
-}
 FORMATS: Final = (
   PLAIN,
   *(format.name for format in formats.KNOWN),
-  *(f"{name}{RECIPE}" for name in _RECIPES),
+  *(f"{name}{RECIPE}" for name in recipes.BY_FORMAT),
 )
 _ONE_DEVICE: Final = layouts.MeshLayout(axes=())
 # GPUs per host, if there are several hosts.
@@ -104,7 +99,11 @@ def recipe_of(format: str) -> recipes.Recipe | str | None:
     )
   if format == PLAIN:
     return None
-  return _RECIPES[format.removesuffix(RECIPE)] if RECIPE in format else format
+  return (
+    recipes.BY_FORMAT[format.removesuffix(RECIPE)]
+    if RECIPE in format
+    else format
+  )
 
 
 def _dot_general(recipe: recipes.Recipe | str | None) -> Callable[..., Any]:

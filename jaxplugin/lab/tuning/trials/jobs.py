@@ -258,7 +258,7 @@ class _Sets:
       mode=mode,
       is_chained=False,
       step_seconds=least.seconds or _STEP_SECONDS,
-      max_bytes=execution.MAX_SET_BYTES["gpu" if device.is_gpu else "cpu"],
+      max_bytes=device.max_set_bytes,
     )
 
   def _operands(self, i: int) -> tuple[Any, ...]:
