@@ -38,6 +38,9 @@ from jaxplugin.arrays.validation import GlobalScaleWarning as GlobalScaleWarning
 from jaxplugin.backends import Backend as Backend
 from jaxplugin.backends import register_backend as register_backend
 from jaxplugin.core import error_context as _error_context
+from jaxplugin.core.call_options import FallbackError as FallbackError
+from jaxplugin.core.call_options import FallbackWarning as FallbackWarning
+from jaxplugin.core.call_options import options as options
 from jaxplugin.core.decisions import RefusedError as RefusedError
 from jaxplugin.core.error_context import (
   NotQuantizedWarning as NotQuantizedWarning,
@@ -64,12 +67,9 @@ from jaxplugin.core.formats import UINT4_32_MIN as UINT4_32_MIN
 from jaxplugin.core.formats import UINT4_128 as UINT4_128
 from jaxplugin.core.formats import UINT4_128_BF16 as UINT4_128_BF16
 from jaxplugin.core.formats import BlockFormat as BlockFormat
-from jaxplugin.core.targets import FallbackError as FallbackError
-from jaxplugin.core.targets import FallbackWarning as FallbackWarning
 from jaxplugin.core.targets import Target as Target
 from jaxplugin.core.targets import detect_target as detect_target
 from jaxplugin.core.targets import named_target as named_target
-from jaxplugin.core.targets import options as options
 from jaxplugin.core.targets import use_target as use_target
 from jaxplugin.dot.api import block_scaled_dot as block_scaled_dot
 from jaxplugin.dot.guards import NonFiniteError as NonFiniteError

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from absl.testing import absltest, parameterized
 
-from jaxplugin.core import targets
+from jaxplugin.core import call_options, targets
 from jaxplugin.kernels import toolkits
 
 pytestmark = pytest.mark.smoke
@@ -117,7 +117,7 @@ class NamedTargetTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, r"pass jp.named_target\('b200'\)"):
       targets.use_target("b200")
     with self.assertRaisesRegex(ValueError, "options: threads must be 1 or mo"):
-      targets.options(threads=0)
+      call_options.options(threads=0)
 
   def test_no_ptxas_is_assumed_unless_named(self):
     for name in targets.TARGET_NAMES:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxplugin.core import decisions, error_context, targets
+from jaxplugin.core import call_options, decisions, error_context, targets
 from jaxplugin.operation import logs
 from jaxplugin.tables import resolution
 
@@ -78,7 +78,7 @@ def choose(
       f"\n  {refusal.implementation}: {refusal.reason}"
       for refusal in decision.refusals
     )
-    raise targets.FallbackError(
+    raise call_options.FallbackError(
       f"{error_context.who(operation.name)}: a kernel must support the operands"
       f' with on_fallback="raise", got {problem}{logs.place_text()} on'
       f" {target}:{reasons}\nChange what a reason names, pass"
@@ -120,7 +120,7 @@ def _limited(
   """Returns a note on each proposal that only the target's limits refuse."""
   if target.options.workspace_bytes is None:
     return ()
-  unlimited = dataclasses.replace(target, options=targets.NONE)
+  unlimited = dataclasses.replace(target, options=call_options.NONE)
   notes = []
   for proposal in measured:
     backend = operation.backends().get(proposal.implementation)

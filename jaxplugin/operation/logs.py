@@ -29,7 +29,7 @@ from typing import Any, Final
 import jax
 import jax.monitoring
 
-from jaxplugin.core import decisions, targets
+from jaxplugin.core import call_options, decisions, targets
 from jaxplugin.jaxext import jax_private
 
 VARIABLE: Final = "JAXPLUGIN_LOG"
@@ -222,7 +222,7 @@ def _warn_once(
   warnings.warn(
     f"{operation}: XLA dequantizes the operands of {problem}{place_text()} on"
     f" {target}, because no kernel supports it. {reasons}",
-    targets.FallbackWarning,
+    call_options.FallbackWarning,
     stacklevel=2,
   )
 

@@ -28,7 +28,13 @@ import jax
 import jaxlib
 import numpy as np
 
-from jaxplugin.core import decisions, error_context, formats, targets
+from jaxplugin.core import (
+  call_options,
+  decisions,
+  error_context,
+  formats,
+  targets,
+)
 from jaxplugin.jaxext import jax_private
 from jaxplugin.kernels import architectures, launching
 from jaxplugin.runtime import fingerprints
@@ -241,7 +247,7 @@ def misfit(
   The reason has the rule that is broken, and the value that breaks it.
   """
   # A limit refuses a config, and not the whole table.
-  target = dataclasses.replace(target, options=targets.NONE)
+  target = dataclasses.replace(target, options=call_options.NONE)
   # A process may register backends at any time.
   return _misfit(table, operation, target, tuple(operation.backends().items()))
 

@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import interleaving, layouts
-from jaxplugin.core import blocking, decisions, formats, targets
+from jaxplugin.core import blocking, call_options, decisions, formats, targets
 from jaxplugin.dot import calls, epilogue, problems, sides
 from jaxplugin.kernels import formats as kernel_formats
 from jaxplugin.kernels import launching
@@ -457,7 +457,9 @@ def limits_notes(
   shape: configs.MatmulShape,
 ) -> tuple[str, ...]:
   """Returns a note if a limit changes the rule's config."""
-  unlimited = default_config(dataclasses.replace(target, options=targets.NONE))
+  unlimited = default_config(
+    dataclasses.replace(target, options=call_options.NONE)
+  )
   error = workspace_error(unlimited, shape, target)
   if error is None:
     return ()

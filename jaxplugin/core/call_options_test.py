@@ -17,7 +17,7 @@ from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.core import targets
+from jaxplugin.core import call_options, targets
 from jaxplugin.dot.backends import triton
 from jaxplugin.operation import logs
 from jaxplugin.ragged.backends import triton as ragged
@@ -112,7 +112,7 @@ class ThreadsTest(parameterized.TestCase):
       found.append(lower())
     found += [lower(), limits(traced.lower().as_text())]
     self.assertEqual(found, [[0], [1], [2], [0], [1], [0], [1]])
-    self.assertEqual(targets.current(), targets.NONE)
+    self.assertEqual(call_options.current(), call_options.NONE)
 
   def test_a_context_inside_a_function_limits_its_calls(self):
     def function(x, w):
@@ -348,13 +348,13 @@ class ValuesTest(parameterized.TestCase):
       jp.options(**arguments).__enter__()
 
   @parameterized.parameters(
-    ({}, targets.NONE),
-    ({"JAXPLUGIN_THREADS": "2"}, targets.Options(threads=2)),
+    ({}, call_options.NONE),
+    ({"JAXPLUGIN_THREADS": "2"}, call_options.Options(threads=2)),
     (
       {"JAXPLUGIN_WORKSPACE_BYTES": "0", "JAXPLUGIN_ON_FALLBACK": "warn"},
-      targets.Options(workspace_bytes=0, on_fallback="warn"),
+      call_options.Options(workspace_bytes=0, on_fallback="warn"),
     ),
-    ({"JAXPLUGIN_THREADS": ""}, targets.NONE),
+    ({"JAXPLUGIN_THREADS": ""}, call_options.NONE),
     (
       {"JAXPLUGIN_THREADS": "all"},
       "JAXPLUGIN_THREADS must be a whole number, got 'all'. Unset the variable",
@@ -369,14 +369,14 @@ class ValuesTest(parameterized.TestCase):
     ),
   )
   def test_environment_variables_set_them(self, environment, expected):
-    targets._of_environment.cache_clear()
-    self.addCleanup(targets._of_environment.cache_clear)
+    call_options._of_environment.cache_clear()
+    self.addCleanup(call_options._of_environment.cache_clear)
     with mock.patch.dict(os.environ, environment):
       if isinstance(expected, str):
         with self.assertRaisesRegex((TypeError, ValueError), expected):
-          targets.current()
+          call_options.current()
         return
-      self.assertEqual(targets.current(), expected)
+      self.assertEqual(call_options.current(), expected)
       with jp.options(threads=5) as inner:
         self.assertEqual(inner.on_fallback, expected.on_fallback)
         self.assertEqual(inner.threads, 5)
