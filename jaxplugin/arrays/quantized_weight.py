@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.arrays import scaled_array, validation
+from jaxplugin.arrays import indexing, scaled_array, validation
 from jaxplugin.core import error_context
 from jaxplugin.jaxext import jax_private
 
@@ -182,7 +182,7 @@ class QuantizedWeight:
     ndim = self.array.ndim
     why = "it has dimensions of the kernel; index weight.array or dequantize()"
     wholes = {ndim - 2: why, ndim - 1: why}
-    scaled_array.leaf_indices(index, self.array.shape, wholes, (1,) * ndim)
+    indexing.leaf_indices(index, self.array.shape, wholes, (1,) * ndim)
     array = self.array[index]
     return self.tree_unflatten(self.tree_flatten()[1], (array,))
 
