@@ -17,7 +17,7 @@ from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.core import call_options, targets
+from jaxplugin.core import call_options
 from jaxplugin.dot.backends import triton
 from jaxplugin.operation import logs
 from jaxplugin.ragged.backends import triton as ragged
