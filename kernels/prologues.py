@@ -15,8 +15,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 NORMS: Final = ("rms_norm", "layer_norm")
-GATED: Final = ("silu_and_mul", "gelu_and_mul", "swigluoai")
-UNGATED: Final = ("silu", "gelu", "relu")
+GATED: Final = (
+  "silu_and_mul",
+  "gelu_and_mul",
+  "swigluoai",
+  "exact_gelu_and_mul",
+)
+UNGATED: Final = ("silu", "gelu", "relu", "exact_gelu")
 FUNCTIONS: Final = (*NORMS, *GATED, *UNGATED)
 OPERANDS: Final = ("up", "weight", "bias", "residual", "cotangent")
 
@@ -38,9 +43,10 @@ class Prologue:
     gelu_and_mul  (g * sigmoid(2 * sqrt(2 / pi) * (g + 0.044715 g^3))) * u
     swigluoai     (g * sigmoid(alpha * g)) * (u + 1), after g = min(g, limit)
                   and u = clip(u, -limit, limit)
+    exact_gelu_and_mul  (g / 2 * (1 + erf(g / sqrt(2)))) * u
 
-  `silu` and `gelu` compute the same of each g, without a factor. `relu` is
-  max(g, 0).
+  `silu`, `gelu` and `exact_gelu` compute the same of each g, without a factor.
+  `relu` is max(g, 0).
 
   The gradient of an activation, for the cotangent c of its result, is that with
   respect to x or to `up`. A number on a limit has half a gradient, as in

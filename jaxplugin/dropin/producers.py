@@ -178,14 +178,17 @@ def gelu(
 ) -> Any:
   """Computes gelu(x); the result may be quantized.
 
-  Computes in f32 the tanh approximation, for x with the bias added::
+  Computes in f32, for x with the bias added::
 
-    inner = sqrt(2 / pi) * (x + 0.044715 * x^3)
-    result = x / 2 * (1 + tanh(inner))
+    result = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
+
+  and without `approximate`::
+
+    result = x / 2 * (1 + erf(x / sqrt(2)))
 
   Args:
     x: as for `silu`.
-    approximate: must be True.
+    approximate: whether to compute the tanh approximation, as in `jax.nn.gelu`.
     bias: as for `silu`.
     out_format: as for `rms_norm`.
 
@@ -194,8 +197,8 @@ def gelu(
 
   Raises:
     TypeError: If a dtype, rank or size does not fit.
-    NotImplementedError: If `approximate` is False, or if a quantized result is
-      differentiated without derivative="straight_through".
+    NotImplementedError: If a quantized result is differentiated without
+      derivative="straight_through".
 
   Example:
     >>> import jax.numpy as jnp
@@ -210,12 +213,7 @@ def gelu(
   """
   who = error_context.who("gelu")
   error_context.require_bool(who, "approximate", approximate)
-  if not approximate:
-    raise NotImplementedError(
-      f"{who}: approximate must be True, got False. Call"
-      " jax.nn.gelu(x, approximate=False), and quantize its result"
-    )
-  return _ungated("gelu", x, bias, out_format)
+  return _ungated("gelu", x, bias, out_format, is_exact=not approximate)
 
 
 def relu(
@@ -302,19 +300,18 @@ def gelu_and_mul(
   gate: jax.Array,
   up: jax.Array | None = None,
   *,
+  approximate: bool = True,
   bias: jax.Array | None = None,
   out_format: out_format_lib.OutFormatLike | None = None,
 ) -> Any:
   """Computes gelu(gate) * up, as in GeGLU; the result may be quantized.
 
-  Computes in f32, after adding the bias, with the tanh approximation::
-
-    inner = sqrt(2 / pi) * (gate + 0.044715 * gate^3)
-    result = gate / 2 * (1 + tanh(inner)) * up
+  Computes `jp.nn.gelu(gate) * up` in f32, after adding the bias.
 
   Args:
     gate: as for `silu_and_mul`.
     up: as for `silu_and_mul`.
+    approximate: as for `gelu`.
     bias: as for `silu_and_mul`.
     out_format: as for `rms_norm`.
 
@@ -337,7 +334,17 @@ def gelu_and_mul(
 
   Source: arXiv 2002.05202.
   """
-  return _gated("gelu_and_mul", gate, up, bias, out_format, "split")
+  who = error_context.who("gelu_and_mul")
+  error_context.require_bool(who, "approximate", approximate)
+  return _gated(
+    "gelu_and_mul",
+    gate,
+    up,
+    bias,
+    out_format,
+    "split",
+    is_exact=not approximate,
+  )
 
 
 def swigluoai(
@@ -429,9 +436,12 @@ def _gated(
   bias: Any,
   out_format: out_format_lib.OutFormatLike | None,
   halves: str | None,
+  *,
+  is_exact: bool = False,
   **numbers: float,
 ) -> Any:
   who = error_context.who(function)
+  function = f"exact_{function}" if is_exact else function
   gate, up = _alike(who, "gate", gate, "up", up)
   size = gate.shape[-1]
   if up is not None:
@@ -452,8 +462,11 @@ def _ungated(
   x: Any,
   bias: Any,
   out_format: out_format_lib.OutFormatLike | None,
+  *,
+  is_exact: bool = False,
 ) -> Any:
   who = error_context.who(function)
+  function = f"exact_{function}" if is_exact else function
   x, _ = _alike(who, "x", x, "", None)
   more = {"bias": _row(who, "bias", bias, x.shape[-1])}
   return _computed(who, x, more, out_format, function=function)

@@ -38,7 +38,9 @@ def call(prologue, x, more, out_format=None):
   if prologue.function == "swigluoai":
     options |= {"alpha": prologue.alpha, "limit": prologue.limit}
     options["interleaved"] = prologue.halves == "interleaved"
-  function = getattr(jp.nn, prologue.function)
+  if prologue.activation == "exact_gelu":
+    options["approximate"] = False
+  function = getattr(jp.nn, prologue.function.removeprefix("exact_"))
   return function(x, *first, **options, out_format=out_format)
 
 
@@ -350,9 +352,9 @@ class ProducersTest(parameterized.TestCase):
      lambda x: jp.nn.relu(x, bias=x.reshape(-1))),
     (TypeError, "silu: x must have rank 1 or more",
      lambda x: jp.nn.silu(x[0, 0])),
-    (NotImplementedError, "gelu: approximate must be True, got False. Call jax",
-     lambda x: jp.nn.gelu(x, False)),
     (TypeError, "gelu: approximate must be", lambda x: jp.nn.gelu(x, 1)),
+    (TypeError, "gelu_and_mul: approximate must be .* False, got None",
+     lambda x: jp.nn.gelu_and_mul(x, approximate=None)),
     (TypeError, "swigluoai: gate must have rank 1 or more",
      lambda x: jp.nn.swigluoai(x[0, 0])),
     (ValueError, "swigluoai: limit must be a number from 0 to 3.4.*got inf",

@@ -42,6 +42,8 @@ GRADIENTS: Final = ("x", "up")
 # gelu's tanh approximation: arXiv 1606.08415, section 2.
 _GELU_CUBIC: Final = 0.044715
 _GELU_FACTOR: Final = 2 * math.sqrt(2 / math.pi)
+# gelu's argument of erf is this times x.
+_ROOT_HALF: Final = math.sqrt(0.5)
 
 
 # The squares of rows with such an amax, and their sums, are in f32's range.
@@ -228,21 +230,32 @@ def _activated(
     slope = _GELU_FACTOR * (1 + 3 * _GELU_CUBIC * (gate * gate))
   else:
     argument, slope = gate, jnp.float32(1)
+  is_exact = prologue.activation == "exact_gelu"
   if not is_gradient:
-    return gate * jax.nn.sigmoid(argument) * up
-  decay = jnp.exp(-jnp.abs(argument))
-  inverse = 1 / (1 + decay)
-  sigmoid = jnp.where(argument < 0, decay * inverse, inverse)
-  change = decay * inverse * inverse  # the derivative of sigmoid
-  # The slope may be infinite where the change is 0.
+    share = _normal(gate) if is_exact else jax.nn.sigmoid(argument)
+    return gate * share * up
+  if is_exact:
+    share = _normal(gate)
+    change = jnp.exp(-0.5 * (gate * gate)) / math.sqrt(2 * math.pi)
+  else:
+    decay = jnp.exp(-jnp.abs(argument))
+    inverse = 1 / (1 + decay)
+    share = jnp.where(argument < 0, decay * inverse, inverse)
+    change = decay * inverse * inverse  # the derivative of sigmoid
+  # The slope or the gate may be infinite where the change is 0.
   change = jnp.where(change == 0, 0, gate * slope * change)
-  of_gate = cotangent * up * (sigmoid + change) * passes[0]
-  of_up = cotangent * (gate * sigmoid) * passes[1]
+  of_gate = cotangent * up * (share + change) * passes[0]
+  of_up = cotangent * (gate * share) * passes[1]
   if prologue.halves == "interleaved":
     return jnp.stack([of_gate, of_up], axis=-1).reshape(x.shape)
   if prologue.halves:
     return jnp.concatenate([of_gate, of_up], axis=-1)
   return of_up if prologue.gradient == "up" else of_gate
+
+
+def _normal(x: jax.Array) -> jax.Array:
+  """Returns the probability of less than x in the normal distribution."""
+  return 0.5 * jax.lax.erfc(-_ROOT_HALF * x)
 
 
 def _passes(x: jax.Array, limit: jax.Array) -> jax.Array:

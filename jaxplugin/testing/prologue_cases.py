@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 
 from jaxplugin.core import blocking, formats
 from jaxplugin.quantization import prologues, quantize_primitive
@@ -32,6 +33,8 @@ CASES = (
   Prologue(function="gelu_and_mul", operands=("up", "bias")),
   Prologue(function="swigluoai", operands=("bias",), halves="interleaved"),
   Prologue(function="swigluoai", operands=("up",), alpha=1.5, limit=2.0),
+  Prologue(function="exact_gelu_and_mul", operands=("bias",), halves="split"),
+  Prologue(function="exact_gelu", operands=("bias",)),
   Prologue(function="silu"),
   Prologue(function="gelu", operands=("bias",)),
   Prologue(function="relu", operands=("bias",)),
@@ -55,6 +58,9 @@ GRADIENTS = (
   _gradient("gelu_and_mul", "x", halves="split"),
   _gradient("swigluoai", "up", "up", alpha=1.5, limit=2.0),
   _gradient("swigluoai", "x", "bias", halves="interleaved", limit=1.5),
+  _gradient("exact_gelu_and_mul", "x", "up", "bias"),
+  _gradient("exact_gelu_and_mul", "up", "up"),
+  _gradient("exact_gelu", "x"),
   _gradient("silu", "x", "bias"),
   _gradient("gelu", "x"),
   _gradient("relu", "x"),
@@ -127,6 +133,13 @@ def _activated(p, gate, up):
     return gate / (1 + np.exp(-gate)) * up
   if p.function == "relu":
     return np.where(gate.real > 0, gate, np.maximum(gate.real, 0))
+  if p.activation == "exact_gelu":
+    x, share = gate.real, scipy.special.ndtr(gate.real)
+    y = x * share
+    if np.iscomplexobj(gate):
+      density = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)
+      y = y + 1j * gate.imag * (share + x * density)
+    return y * up
   exponent = 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
   return gate / (1 + np.exp(-exponent)) * up
 
@@ -244,6 +257,8 @@ def kernel_cases():
     case("both_swigluoai_gradient_nvfp4", GRADIENTS[5], both, nvfp4,
          others=("finite_amax_both",)),
     case("both_silu_and_mul_gradient_nvfp4", of_halves, both, nvfp4, 0.02),
+    case("exact_gelu_and_mul_mxfp8", CASES[-5]),
+    case("exact_gelu_gradient_mxfp8", GRADIENTS[-4], along(1)),
     case("silu_nvfp4", silu, format=nvfp4, given=0.02),
     case("both_gelu_mxfp8", gelu, both),
     case("relu_mxfp8_amax", relu, along(1), returns_amax=True),

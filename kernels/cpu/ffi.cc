@@ -146,10 +146,11 @@ void ReadPrologue(Checker& check, Attributes& attributes, Prologue* out) {
   out->epsilon = attributes.OptionalFloat("epsilon");
   out->alpha = attributes.OptionalFloat("alpha");
   out->limit = attributes.OptionalFloat("limit");
-  JAXPLUGIN_REQUIRE(check, function >= 0 && function <= 8,
+  JAXPLUGIN_REQUIRE(check, function >= 0 && function <= 10,
                     "prologue must be 0 (none), 1 (rms_norm), 2 (layer_norm), 3"
                     " (silu_and_mul), 4 (gelu_and_mul), 5 (swigluoai), 6"
-                    " (silu), 7 (gelu) or 8 (relu)",
+                    " (exact_gelu_and_mul), 7 (silu), 8 (gelu), 9 (relu) or 10"
+                    " (exact_gelu)",
                     std::to_string(function));
   out->function = static_cast<PrologueFunction>(function);
   JAXPLUGIN_REQUIRE(

@@ -177,9 +177,11 @@ enum class PrologueFunction {
   kSiluAndMul,
   kGeluAndMul,
   kSwigluOai,
+  kExactGeluAndMul,
   kSilu,
   kGelu,
   kRelu,
+  kExactGelu,
 };
 enum class PrologueHalves { kNone = 0, kSplit, kInterleaved };
 // The value of its attribute `gradient`: with respect to x or to up.
@@ -208,7 +210,7 @@ struct Prologue {
   }
   JAXPLUGIN_ALWAYS_INLINE bool IsGated() const {
     return function >= PrologueFunction::kSiluAndMul &&
-           function <= PrologueFunction::kSwigluOai;
+           function <= PrologueFunction::kExactGeluAndMul;
   }
 };
 

@@ -187,11 +187,22 @@ inline void ReadPair(const QuantizeArgs& args, int64_t row, int64_t column,
   }
 }
 
-// A gate g and a factor u of the activation (g * sigmoid(z(g))) * u, after the
-// limits: z, its derivative, and the derivatives of both limits.
+// A gate g and a factor u of the activation (g * s(g)) * u, after the limits:
+// s(g), g times the derivative of s, and the derivatives of both limits.
 struct GatedTerms {
-  float gate, up, z, slope, gate_passes, up_passes;
+  float gate, up, share, change, gate_passes, up_passes;
 };
+
+// Returns the terms with s = sigmoid(z), from z and its derivative.
+JAXPLUGIN_ALWAYS_INLINE GatedTerms TermsOfSigmoid(float gate, float up, float z,
+                                                  float slope) {
+  const float decay = Exp(z < 0 ? z : -z);
+  const float inverse = 1.0f / (1.0f + decay);
+  const float derivative = decay * inverse * inverse;
+  // The slope may be infinite where the derivative is 0.
+  const float change = derivative == 0 ? 0.0f : gate * slope * derivative;
+  return {gate, up, z < 0 ? decay * inverse : inverse, change, 1.0f, 1.0f};
+}
 
 // Returns the derivative of the smaller one of x and a limit.
 JAXPLUGIN_ALWAYS_INLINE float Passes(float x, float limit) {
@@ -199,14 +210,19 @@ JAXPLUGIN_ALWAYS_INLINE float Passes(float x, float limit) {
 }
 
 JAXPLUGIN_ALWAYS_INLINE GatedTerms TermsOfSilu(float gate, float up) {
-  return {gate, up, gate, 1.0f, 1.0f, 1.0f};
+  return TermsOfSigmoid(gate, up, gate, 1.0f);
 }
 
 JAXPLUGIN_ALWAYS_INLINE GatedTerms TermsOfGelu(float gate, float up) {
   constexpr float kFactor = 1.5957691216057308f, kCubic = 0.044715f;
   const float square = gate * gate;
-  return {gate, up, kFactor * (gate + kCubic * (square * gate)),
-          kFactor * (1.0f + 3.0f * kCubic * square), 1.0f, 1.0f};
+  return TermsOfSigmoid(gate, up, kFactor * (gate + kCubic * (square * gate)),
+                        kFactor * (1.0f + 3.0f * kCubic * square));
+}
+
+JAXPLUGIN_ALWAYS_INLINE GatedTerms TermsOfExactGelu(float gate, float up) {
+  const NormalTerms terms = NormalTermsOf(gate);
+  return {gate, up, terms.probability, terms.change, 1.0f, 1.0f};
 }
 
 JAXPLUGIN_ALWAYS_INLINE GatedTerms TermsOfSwigluOai(float gate, float up,
@@ -216,21 +232,17 @@ JAXPLUGIN_ALWAYS_INLINE GatedTerms TermsOfSwigluOai(float gate, float up,
   gate = gate > limit ? limit : gate;
   up = up > limit ? limit : up;
   up = up < -limit ? -limit : up;
-  return {gate, up + 1.0f, alpha * gate, alpha, gate_passes, up_passes};
+  GatedTerms terms = TermsOfSigmoid(gate, up + 1.0f, alpha * gate, alpha);
+  terms.gate_passes = gate_passes;
+  terms.up_passes = up_passes;
+  return terms;
 }
 
 // Returns the gradient with respect to the factor, or else to the gate.
 template <bool kOfUp>
 JAXPLUGIN_ALWAYS_INLINE float GradientOf(const GatedTerms& t, float cotangent) {
-  const float decay = Exp(t.z < 0 ? t.z : -t.z);
-  const float inverse = 1.0f / (1.0f + decay);
-  const float sigmoid = t.z < 0 ? decay * inverse : inverse;
-  if constexpr (kOfUp) return cotangent * (t.gate * sigmoid) * t.up_passes;
-  const float derivative = decay * inverse * inverse;
-  // The slope may be infinite where the derivative is 0.
-  const float change =
-      derivative == 0 ? 0.0f : t.gate * t.slope * derivative;
-  return cotangent * t.up * (sigmoid + change) * t.gate_passes;
+  if constexpr (kOfUp) return cotangent * (t.gate * t.share) * t.up_passes;
+  return cotangent * t.up * (t.share + t.change) * t.gate_passes;
 }
 
 // Computes the gradients of a run of `count` gates or factors.
@@ -255,6 +267,9 @@ inline void GradientsOf(const QuantizeArgs& args, int64_t row, int64_t column,
     case PrologueFunction::kGeluAndMul:
     case PrologueFunction::kGelu:
       return compute(TermsOfGelu);
+    case PrologueFunction::kExactGeluAndMul:
+    case PrologueFunction::kExactGelu:
+      return compute(TermsOfExactGelu);
     case PrologueFunction::kRelu:
       for (int64_t j = 0; j < count; ++j) {
         y[j] = pair.gate[j] > 0 ? cotangent[j] : 0.0f;
@@ -323,6 +338,12 @@ inline void ComputeActivation(const QuantizeArgs& args, int64_t row,
     case PrologueFunction::kGelu:
       for (int64_t j = 0; j < count; ++j) {
         y[j] = Gelu(pair.gate[j]) * pair.up[j];
+      }
+      break;
+    case PrologueFunction::kExactGeluAndMul:
+    case PrologueFunction::kExactGelu:
+      for (int64_t j = 0; j < count; ++j) {
+        y[j] = ExactGelu(pair.gate[j]) * pair.up[j];
       }
       break;
     case PrologueFunction::kRelu:  // NaN passes, as in jax.nn.relu

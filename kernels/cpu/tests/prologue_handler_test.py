@@ -13,21 +13,24 @@ import sys
 
 import jax
 import numpy as np
+import scipy.special
 from absl.testing import absltest, parameterized
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
 
 BF16, F16, F32 = testing.BF16, testing.F16, testing.F32
-RMS_NORM, LAYER_NORM, SILU, GELU, SWIGLUOAI = range(1, 6)
+RMS_NORM, LAYER_NORM, SILU, GELU, SWIGLUOAI, EXACT_GELU = range(1, 7)
 # Without a factor.
-ONLY_SILU, ONLY_GELU, ONLY_RELU = range(6, 9)
+ONLY_SILU, ONLY_GELU, ONLY_RELU, ONLY_EXACT_GELU = range(7, 11)
 NONE, SPLIT, INTERLEAVED = range(3)
 OF_X, OF_UP = 1, 2
 # Roundings of a result, in units of its last place: at most half for each of
 # two products and a quotient, doubled by a change of the exponent, and one for
 # the exponential function.
 ULPS = 4
+# exact_gelu's polynomial multiplies two roundings of its variable by up to 2.3.
+ULPS_OF_EXACT_GELU = ULPS + 2
 # Below e^-88.7 the sum 1 + exp(-x) overflows, and an activation is 0.
 TINY = 2.0**-121
 
@@ -72,12 +75,18 @@ CASES = (
   Case(SWIGLUOAI, NONE, BF16, "mxfp8", (9, 64), limit=2.5, gradient=OF_X),
   Case(SWIGLUOAI, NONE, BF16, "mxfp8", (9, 64), limit=1.0, gradient=OF_UP),
   Case(SWIGLUOAI, INTERLEAVED, F32, "mxfp4", (9, 48), ("bias",), gradient=OF_X),
+  Case(EXACT_GELU, NONE, BF16, "mxfp8", (9, 1056), ("bias",)),
+  Case(EXACT_GELU, SPLIT, F32, "nvfp4", (70, 1072)),
+  Case(EXACT_GELU, NONE, F32, "mxfp8", (9, 96), gradient=OF_UP),
+  Case(EXACT_GELU, INTERLEAVED, BF16, "mxfp4", (9, 48), gradient=OF_X),
   Case(ONLY_SILU, NONE, BF16, "mxfp8", (70, 1056)),
   Case(ONLY_GELU, NONE, F32, "mxfp4", (9, 96), ("bias",)),
   Case(ONLY_RELU, NONE, F16, "nvfp4", (9, 1040), ("bias",)),
   Case(ONLY_SILU, NONE, F16, "mxfp8", (9, 96), ("bias",), gradient=OF_X),
   Case(ONLY_GELU, NONE, BF16, "nvfp4", (9, 1040), gradient=OF_X),
   Case(ONLY_RELU, NONE, BF16, "mxfp8", (70, 1056), gradient=OF_X),
+  Case(ONLY_EXACT_GELU, NONE, F16, "mxfp8", (70, 1056), ("bias",)),
+  Case(ONLY_EXACT_GELU, NONE, F32, "nvfp4", (9, 1040), gradient=OF_X),
 )
 
 
@@ -94,7 +103,7 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
   x[6, :8] = -110, -100, -89, -80, 80, 89, 100, 1e4
   found = {"x": x.astype(case.dtype)}
   draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
-  is_gated = SILU <= case.function <= SWIGLUOAI
+  is_gated = SILU <= case.function <= EXACT_GELU
   if is_gated and not case.halves:
     found["up"] = draw(rows, k).astype(case.dtype)
   for name in case.operands:
@@ -136,7 +145,7 @@ def reference(
   if case.halves != INTERLEAVED:
     pair = lambda v: (v[..., :k], v[..., k:])
   f32 = lambda v: v.astype(np.float32)
-  is_gated = case.function <= SWIGLUOAI
+  is_gated = case.function <= EXACT_GELU
   if not is_gated:
     pair = lambda v: (v, np.float32(1))
   gate, up = (f32(x), f32(up)) if up is not None else pair(f32(x))
@@ -153,14 +162,19 @@ def reference(
   elif case.function in (GELU, ONLY_GELU):
     argument = 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
     roundings = 3.0
+  elif case.function in (EXACT_GELU, ONLY_EXACT_GELU):
+    argument, roundings = gate**2 / 2, 0.5
   else:
     limit = np.float64(np.float32(case.limit))
     gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit) + 1
     argument = np.float64(np.float32(case.alpha)) * gate
     roundings = 0.5
-  y = gate / (1 + np.exp(-argument)) * up
+  if case.function in (EXACT_GELU, ONLY_EXACT_GELU):
+    y, ulps = gate * scipy.special.ndtr(gate) * up, ULPS_OF_EXACT_GELU
+  else:
+    y, ulps = gate / (1 + np.exp(-argument)) * up, ULPS
   # A rounding of the argument multiplies the exponential by e^(2^-24 argument).
-  ulps = ULPS + 2 * roundings * np.abs(argument)
+  ulps = ulps + 2 * roundings * np.abs(argument)
   return total, y, ulps * spacing(y) + TINY * np.abs(up)
 
 
@@ -183,6 +197,10 @@ def gradients(case: Case, gate, up, cotangent):
     argument = gate
   sigmoid = 1 / (1 + np.exp(-argument))
   derivative = 1 / (2 + np.exp(argument) + np.exp(-argument))
+  if case.function in (EXACT_GELU, ONLY_EXACT_GELU):
+    argument, roundings = gate**2 / 2, 0.5
+    sigmoid = scipy.special.ndtr(gate)
+    derivative = np.exp(-argument) / np.sqrt(2 * np.pi)
   change = np.where(derivative == 0, 0, gate * slope * derivative)
   ulps = 2 * ULPS + 2 * roundings * np.minimum(np.abs(argument), 1e9)
   tiny = TINY * np.abs(cotangent) * (1 + np.abs(gate * slope))
@@ -254,6 +272,35 @@ class PrologueTest(parameterized.TestCase):
         testing.one_a_byte(values, case.format), codes
       )
       np.testing.assert_array_equal(scales, expected_scale)
+
+  @testing.each(
+    case=(
+      Case(ONLY_EXACT_GELU, NONE, F16),
+      Case(ONLY_EXACT_GELU, NONE, F32),
+      Case(ONLY_EXACT_GELU, NONE, F16, gradient=OF_X),
+      Case(ONLY_EXACT_GELU, NONE, F32, gradient=OF_X),
+    )
+  )
+  def test_exact_gelu_of_many_numbers_is_within_its_bound(self, case, isa):
+    x = np.arange(2**16, dtype=np.uint16).view(F16)  # all f16 numbers
+    if case.dtype == F32:
+      x = np.linspace(-15, 15, 2**20, dtype=F32)
+    given = {"x": x.reshape(-1, 1024)}
+    if case.gradient:
+      given["cotangent"] = np.ones_like(given["x"])
+    *_, y = testing.prologue(
+      **given,
+      **attributes(case),
+      format=0,
+      function=case.function,
+      halves=NONE,
+      isa=isa,
+    )
+    with np.errstate(all="ignore"):
+      _, expected, bound = reference(case, **given)
+      error = np.abs(y - expected)
+      same = (y == expected) | (np.isnan(y) & np.isnan(expected))
+    self.assertTrue(np.all(same | (error <= bound)), np.nanmax(error / bound))
 
   @testing.each(case=CASES, along=(2, 3))
   def test_blocks_of_rows_have_codes_of_the_same_result(self, case, along, isa):
@@ -334,14 +381,14 @@ class PrologueTest(parameterized.TestCase):
         self.assertEqual((total.shape, y.shape, amax), (shape, shape, 0))
 
   @parameterized.named_parameters(
-    ("function", {"function": 9}, "prologue must be"),
+    ("function", {"function": 11}, "prologue must be"),
     ("halves", {"halves": 1}, "halves must be"),
-    ("halves_of_silu", {"function": 6, "halves": 1}, "for a gated act.*got 1"),
+    ("halves_of_silu", {"function": 7, "halves": 1}, "for a gated act.*got 1"),
     ("gradient_of_norm", {"gradient": 1}, "gradient must be"),
     ("gradient", {"function": 3, "gradient": 3}, "gradient must be"),
     ("gradient_of_half", {"function": 3, "halves": 1, "gradient": 2},
      "gradient must be .* without halves, 2"),
-    ("gradient_of_up", {"function": 6, "gradient": 2}, "if it is gated"),
+    ("gradient_of_up", {"function": 7, "gradient": 2}, "if it is gated"),
     ("no_cotangent", {"function": 3, "halves": 1, "gradient": 1},
      "the cotangent of a gradient"),
     ("cotangent", {"function": 3, "halves": 1, "gradient": 1,
@@ -353,9 +400,9 @@ class PrologueTest(parameterized.TestCase):
     ("odd", {"x": np.ones((2, 65), "f4"), "halves": 1, "function": 3}, "k mus"),
     ("no_up", {"function": 3}, "up must have"),
     ("up", {"up": np.ones((2, 32), "f4")}, "up must have"),
-    ("up_of_silu", {"function": 6, "up": np.ones((2, 32), "f4")},
+    ("up_of_silu", {"function": 7, "up": np.ones((2, 32), "f4")},
      "for a gated activation without halves, else be"),
-    ("bias_of_silu", {"function": 6, "bias": np.ones(64, "f4")},
+    ("bias_of_silu", {"function": 7, "bias": np.ones(64, "f4")},
      "bias must be .* for a gated activation, else"),
     ("up_dtype", {"function": 3, "up": np.ones((2, 32), BF16)}, "up must have"),
     ("weight", {"weight": np.ones(33, "f4")}, "weight must be"),

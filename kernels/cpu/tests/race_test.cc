@@ -275,7 +275,7 @@ int Main() {
     for (int f = 0; f < kQuantizedFormats; ++f) {
       const auto format = static_cast<QuantizedFormat>(f);
       // No function with each format, and each function with one format, except
-      // silu, gelu and relu, which have the threads of gated activations.
+      // the activations after swigluoai, which have the threads of the others.
       for (int function : {0, f}) {
         const auto prologue = static_cast<PrologueFunction>(function);
         failures += !SameBits(Quantize(*kernels, format, prologue, serial),

@@ -265,6 +265,7 @@ class AccuracyTest(parameterized.TestCase):
     ("silu_and_mul", lambda gate: 0 * gate),
     ("swigluoai", lambda gate: 1.702 * gate),
     ("gelu_and_mul", lambda gate: 1.5957691 * (gate + 0.044715 * gate**3)),
+    ("exact_gelu_and_mul", lambda gate: gate**2 / 2),
   )
   def test_gated_activations_are_within_ulps(self, function, exponent):
     gate = np.linspace(-100, 100, 2**14, dtype=np.float32).reshape(1, 16, -1)

@@ -127,9 +127,11 @@ class PrologueTest(Case):
     ("sm_120", 7, "bf16", "mxfp4"),
     ("sm_90", 1, "bf16", "mxfp8", 1),
     ("sm_80", 3, "f32", "nvfp4", 1),
-    ("sm_90", 10, "f16", "mxfp8", 1),
-    ("sm_80", 11, "f32", "nvfp4"),
-    ("sm_100", 12, "bf16", "mxfp8"),
+    ("sm_90", 10, "bf16", "nvfp4"),
+    ("sm_80", 11, "f32", "mxfp8", 1),
+    ("sm_90", 12, "f16", "mxfp8", 1),
+    ("sm_80", 13, "f32", "nvfp4"),
+    ("sm_100", 14, "bf16", "mxfp8"),
   )
   def test_codes_are_those_of_the_f64_result(
     self, architecture, index, dtype, format, k_axis=2
@@ -164,7 +166,7 @@ class PrologueTest(Case):
     if total is not None:
       np.testing.assert_array_equal(got["total"].reshape(shape), total)
 
-  @parameterized.parameters(0, 5, 8, 12, (1, False))
+  @parameterized.parameters(0, 5, 8, 14, (1, False))
   def test_each_input_is_read_once(self, index, k_is_minor=True):
     prologue = prologue_cases.CASES[index]
     x, more = prologue_cases.operands(prologue, (1, 16, 256), DTYPES["bf16"])
