@@ -49,7 +49,9 @@ _MOVING: Final = {
   "stop_gradient": "stop_gradient",
 }
 # Operations on constants.
-_FOLDED: Final[dict[str, Callable[[float, float], float]]] = {
+_FOLDED: Final[dict[str, Callable[..., float]]] = {
+  "neg": operator.neg,
+  "sqrt": lambda x: math.sqrt(x) if x >= 0 else math.nan,
   "add": operator.add,
   "sub": operator.sub,
   "mul": operator.mul,
@@ -69,6 +71,8 @@ _OPTIONS: Final = ("axes", "broadcast_dimensions", "y", "new_sizes", "shape")
 _DEPTH: Final = 8
 _GELU_FACTOR: Final = math.sqrt(2 / math.pi)
 _GELU_CUBIC: Final = 0.044715
+# Factors of x in the argument of each function that computes an exact gelu.
+_EXACT_GELU: Final = {"erf": math.sqrt(0.5), "erfc": -math.sqrt(0.5)}
 _ALPHA: Final = prologues.Prologue(function="swigluoai").alpha
 
 _NO_MEAN: Final = (
@@ -249,12 +253,13 @@ def _record_own(name: str, args: Sequence[Any]) -> None:
     found = find(x)
     if found is None or found.call is None:
       continue
+    function = found.call.prologue.function
     chain = sites.Chain(
       name=found.name,
       dot=f"{what} of {error_context.shown(x)}",
       layer="/".join(sites.scope_names()),
       source=jax_private.user_frame(),
-      note=note.format(found.call.prologue.function),
+      note=note.format(function.removeprefix("exact_")),
     )
     sites.record_chain(chain)
 
@@ -438,13 +443,10 @@ class _Matcher:
       return None
     if made.name in (_CONVERT, "broadcast_in_dim", "reshape", *_SAME):
       return self._number(made.operands[0], depth - 1)
-    if made.name == "neg":
-      number = self._number(made.operands[0], depth - 1)
-      return None if number is None else -number
-    if made.name in _FOLDED and not value.shape:
-      a, b = (self._number(x, depth - 1) for x in made.operands)
-      if a is not None and b is not None:
-        return float(_FOLDED[made.name](a, b))
+    if made.name in _FOLDED and (len(made.operands) == 1 or not value.shape):
+      numbers = [self._number(x, depth - 1) for x in made.operands]
+      if None not in numbers:
+        return float(_FOLDED[made.name](*numbers))
     return None
 
   def _is_equal(self, a: _Value, b: _Value, depth: int = 4) -> bool:
@@ -553,6 +555,8 @@ class _Matcher:
         for term in self._operands(operands[1], "add") or ():
           if inner := self._operands(term, "sqrt"):
             yield "rsqrt", inner[0]
+      elif name == "div" and self._number(operands[1]) is not None:
+        yield from self._roots(operands[0], sums=False, depth=depth - 1)
       elif name == "mul" or (name in ("add", "sub") and sums):
         for x in operands:
           is_product = name == "mul"
@@ -779,19 +783,23 @@ class _Matcher:
     """Returns the activation with a root that computes a value."""
     if kind == "relu":
       return self._before_biases("relu", value.shape, [self._bare(root)])
-    if kind in ("erf", "erfc"):
-      raise _NotMatchedError(
-        "it is the exact gelu; pass approximate=True to jax.nn.gelu"
-      )
+    if kind in _EXACT_GELU:
+      constant = _EXACT_GELU[kind]
+      if (gate := self._gate_of_exact_gelu(root, constant)) is None:
+        raise _NotMatchedError(f"it is not gelu, of {kind}({constant:.3g} * x)")
+      return self._activation_of(value, kind, root, "exact_gelu", gate)
+    # gelu is also x times a sigmoid of twice the argument of tanh.
+    of_gelu = _GELU_FACTOR if kind == "tanh" else 2 * _GELU_FACTOR
+    if (gelu := self._gate_of_gelu(root, of_gelu)) is not None:
+      return self._activation_of(value, kind, root, "gelu", gelu)
     if kind == "tanh":
-      return self._activation_of(
-        value, kind, root, 1.0, self._gate_of_gelu(root)
-      )
-    alone = 1.0, self._bare(root)
+      raise _NotMatchedError("it is not the tanh approximation of gelu")
+    alone = "silu", self._bare(root)
     if (scaled := self._scaled(root)) is None:
       return self._activation_of(value, kind, root, *alone)
+    alpha, gate = scaled
     try:
-      return self._activation_of(value, kind, root, *scaled)
+      return self._activation_of(value, kind, root, "silu", gate, alpha)
     except _NotMatchedError as error:
       # The number may be a part of the gate of silu.
       try:
@@ -800,17 +808,23 @@ class _Matcher:
         raise error from None
 
   def _activation_of(
-    self, value: _Value, kind: str, root: _Value, alpha: float, gate: _Value
+    self,
+    value: _Value,
+    kind: str,
+    root: _Value,
+    function: str,
+    gate: _Value,
+    alpha: float = 1.0,
   ) -> prologues.PrologueCall:
     """As `activation`, of `gate`, with a sigmoid of alpha times `gate`."""
-    function, wanted, what = "silu", 1.0, "gate * sigmoid(gate) * up"
-    if kind == "tanh":
-      function, wanted, what = "gelu", 0.5, "gelu(gate) * up"
-    elif alpha != 1:
+    what = "gelu(gate) * up"
+    if function == "silu":
+      what = "gate * sigmoid(gate) * up"
+    if alpha != 1:
       what = "gate * sigmoid(alpha * gate) * (up + 1)"
     is_input = lambda v: self._is_equal(v, gate)
     factor, rest = self._others(value, (kind, root), is_input, what)
-    if factor != wanted:
+    if factor != (1.0 if kind == "logistic" else 0.5):
       raise _NotMatchedError("it is also multiplied by a number")
     if not rest and alpha == 1:
       return self._before_biases(function, value.shape, [gate])
@@ -820,7 +834,9 @@ class _Matcher:
       raise _NotMatchedError("two arrays are multiplied by the activation")
     function, numbers = f"{function}_and_mul", dict[str, float]()
     (up,) = rest
-    clipped = self._clipped_pair(gate, up) if kind == "logistic" else None
+    clipped = None
+    if function == "silu_and_mul":
+      clipped = self._clipped_pair(gate, up)
     if clipped is not None:
       gate, up, limit = clipped
       function, numbers = "swigluoai", {"alpha": alpha, "limit": limit}
@@ -972,11 +988,11 @@ class _Matcher:
       return None
     return (flat, start, size) if axis == ndim - 1 else (flat, start * size, 1)
 
-  def _gate_of_gelu(self, value: _Value) -> _Value:
-    """Returns g of sqrt(2 / pi) * (g + 0.044715 * g^3)."""
+  def _gate_of_gelu(self, value: _Value, constant: float) -> _Value | None:
+    """Returns g of constant * (g + 0.044715 * g^3), or None."""
     factor, rest = self._product(value)
     terms = self._operands(rest[0], "add") if len(rest) == 1 else None
-    if terms is not None and self._is_close(value, factor, _GELU_FACTOR):
+    if terms is not None and self._is_close(value, factor, constant):
       for gate, cube in (terms, terms[::-1]):
         cubic, factors = self._product(cube)
         is_cube = len(factors) == 3 and all(
@@ -984,7 +1000,29 @@ class _Matcher:
         )
         if is_cube and self._is_close(cube, cubic, _GELU_CUBIC):
           return self._bare(gate)
-    raise _NotMatchedError("it is not the tanh approximation of gelu")
+    return None
+
+  def _gate_of_exact_gelu(
+    self, value: _Value, constant: float
+  ) -> _Value | None:
+    """Returns g of constant * g, or None. g may be a product too."""
+    product, number = value, 1.0
+    while (made := self._operation(value)) is not None:
+      name, _, operands, _ = made[1]
+      numbers = [self._number(x) for x in operands]
+      match name, numbers:
+        case "neg", [None]:
+          number = -number
+        case "mul", ([float(n), None] | [None, float(n)]):
+          number *= n
+        case "div", [None, float(n)] if n:
+          number /= n
+        case _:
+          break
+      value = operands[numbers.index(None)]
+      if self._is_close(product, number, constant):
+        return self._bare(value)
+    return None
 
   def _is_close(self, value: _Value, number: float, constant: float) -> bool:
     """Whether a product has a constant, rounded to the dtype of the product."""

@@ -272,6 +272,51 @@ def matched(dtype):
     ),
     "own_relu": (lambda x, w, u: jp.nn.relu(x, bias=w), "relu with bias", 0),
     "gelu": (gelu, GELU, 0),
+    "own_silu": (lambda x, w, u: jp.nn.silu(x, bias=w), "silu with bias", 0),
+    "own_silu_and_mul": (lambda x, w, u: jp.nn.silu_and_mul(x, u), SILU, 0),
+    "own_gelu": (lambda x, w, u: jp.nn.gelu(x, bias=w), "gelu with bias", 0),
+    "own_gelu_and_mul": (
+      lambda x, w, u: jp.nn.gelu_and_mul(jnp.concatenate([x, u], -1)),
+      "gelu_and_mul with split halves",
+      0,
+    ),
+    "own_exact_gelu": (
+      lambda x, w, u: jp.nn.gelu(x, approximate=False, bias=w),
+      "exact_gelu with bias",
+      0,
+    ),
+    "own_exact_gelu_and_mul": (
+      lambda x, w, u: jp.nn.gelu_and_mul(x, u, approximate=False),
+      "exact_gelu_and_mul with up",
+      0,
+    ),
+    "exact_gelu": (
+      lambda x, w, u: jax.nn.gelu(x + w, approximate=False),
+      "exact_gelu with bias",
+      0,
+    ),
+    "exact_gelu_and_mul": (
+      lambda x, w, u: nn.gelu(x, approximate=False) * u,
+      "exact_gelu_and_mul with up",
+      0,
+    ),
+    "exact_gelu_of_a_number": (
+      lambda x, w, u: jax.nn.gelu(2 * x, approximate=False),
+      "exact_gelu",
+      0,
+    ),
+    "exact_gelu_by_hand": (
+      lambda x, w, u: (
+        x * 0.5 * (1.0 + lax.erf(x / jnp.sqrt(2.0).astype(x.dtype)))
+      ),
+      "exact_gelu",
+      0,
+    ),
+    "exact_gelu_of_products": (
+      lambda x, w, u: u * x * (lax.erf(x.dtype.type(0.5**0.5) * x) + 1) / 2,
+      "exact_gelu_and_mul with up",
+      0,
+    ),
     "gelu_by_hand": (
       lambda x, w, u: (
         0.5
@@ -401,17 +446,29 @@ NEAR = {
     ),
     "not the tanh approx",
   ),
-  "erf": (
-    lambda x, w, u: jax.nn.gelu(x, approximate=False) * u,
-    "pass approximate=True",
+  "erf_of_another_number": (
+    lambda x, w, u: x * (1 + lax.erf(0.7 * x)) / 2,
+    "it is not gelu, of erf(0.707 * x)",
+  ),
+  "erfc_of_x": (
+    lambda x, w, u: 0.5 * x * lax.erfc(np.float32(0.5**0.5) * x),
+    "it is not gelu, of erfc(-0.707 * x)",
+  ),
+  "erf_of_a_product": (
+    lambda x, w, u: x * (1 + lax.erf(np.float32(0.5**0.5) * x * u)) / 2,
+    "it is not gelu, of erf(0.707 * x)",
+  ),
+  "erf_of_another": (
+    lambda x, w, u: 0.5 * x * (1 + lax.erf(u / np.float32(2**0.5))),
+    "the result is not gelu(gate) * up",
   ),
   "only_quick_gelu": (
     lambda x, w, u: x * jax.nn.sigmoid(1.702 * x),
     "it is x * sigmoid(alpha * x), not silu or gelu",
   ),
-  "only_erf": (
-    lambda x, w, u: jax.nn.gelu(x, approximate=False),
-    "pass approximate=True",
+  "exact_gelu_without_half": (
+    lambda x, w, u: x * (1 + lax.erf(x / np.float32(2**0.5))),
+    "it is also multiplied by a number",
   ),
   "half_of_silu": (lambda x, w, u: 0.5 * jax.nn.silu(x), "multiplied by a num"),
   "slice_of_relu": (
@@ -655,8 +712,15 @@ class FusedMatmulsTest(parameterized.TestCase):
     for i, y in enumerate(others):
       np.testing.assert_array_equal(first, y, err_msg=str(i))
 
-  @parameterized.parameters("silu", "gelu", "relu")
-  def test_activation_without_factors_has_the_bits_of_producers(self, name):
+  @parameterized.parameters(
+    ("silu", {}),
+    ("gelu", {}),
+    ("gelu", {"approximate": False}),
+    ("relu", {}),
+  )
+  def test_activation_without_factors_has_the_bits_of_producers(
+    self, name, options
+  ):
     params = {
       "first": normal(SIZE, 128) / 8,
       "second": normal(128, SIZE) / 8,
@@ -666,7 +730,7 @@ class FusedMatmulsTest(parameterized.TestCase):
 
     def model(p, x):
       x = jnp.tanh(x) @ p["first"] + p["bias"]
-      return getattr(jax.nn, name)(x) @ p["second"]
+      return getattr(jax.nn, name)(x, **options) @ p["second"]
 
     stored, _ = jp.quantize_params(
       params, "mxfp8", where=lambda p: 0 if p.array.ndim == 2 else False
@@ -682,7 +746,9 @@ class FusedMatmulsTest(parameterized.TestCase):
       }
       h_q = jp.quantize(jnp.tanh(x), "mxfp8")
       h = jp.linear(h_q, weights["first"], preferred_element_type=jnp.float32)
-      h = getattr(jp.nn, name)(h, bias=params["bias"], out_format="mxfp8")
+      h = getattr(jp.nn, name)(
+        h, **options, bias=params["bias"], out_format="mxfp8"
+      )
       return (
         jp.linear(h, weights["second"], preferred_element_type=jnp.float32),
         accepted(stored, x),
@@ -696,7 +762,8 @@ class FusedMatmulsTest(parameterized.TestCase):
       np.testing.assert_array_equal(first, y, err_msg=str(i))
     for function, given in ((fused(model), params), (accepted, stored)):
       self.assertEqual(
-        outcomes(function, given, x), [(f"{name} with bias", "fused")]
+        outcomes(function, given, x),
+        [(f"{'exact_' * bool(options)}{name} with bias", "fused")],
       )
 
   def test_layers_of_a_scan_are_fused_with_one_call_for_each_norm(self):
