@@ -57,6 +57,7 @@ _BY_OPERATIONS: Final = {
     " a key or a norm's weight for each entry"
   ),
   "quantize_integers": "no kernel quantizes by the rules of these integers",
+  program.DEQUANTIZE: "no kernel dequantizes with zero points or minima",
 }
 _MATMULS: Final = (primitive.block_scaled_dot_p, *ragged_primitive.PRIMITIVES)
 # Reasons why a matmul is not block-scaled, by its primitive in JAX.
@@ -116,8 +117,8 @@ def explain(
   docs/concepts/dispatch.md is the guide.
 
   Nothing is compiled or run. Sizes are those of whole arrays, and of one device
-  inside a `shard_map`. Not listed: quantization to a user's own format, and
-  dequantization along another axis than the last.
+  inside a `shard_map`. Not listed: dequantization of empty arrays and, under
+  `jax.vmap`, with the same values or scales for each entry.
 
   Args:
     fn: a function, which is traced; or a module in a form that `jp.rewrite`
@@ -198,8 +199,9 @@ def explain(
       is_fused, _ = _quantized_result(operation, target, for_export=for_export)
       if not is_fused:
         quantizations.append(explain_quantization(operation))
-    elif program.called_function(operation.eqn) is not None:
-      quantizations.append(_explain_function(operation, target))
+    elif (called := program.called_function(operation.eqn)) is not None:
+      if called != program.DEQUANTIZE:
+        quantizations.append(_explain_function(operation, target))
     elif (other := _explain_other(operation, target)) is not None:
       others.append(other)
   # `accept_quantized` also adds dequantizations whose results are unused.
@@ -208,6 +210,8 @@ def explain(
   for operation in program.operations(used, num_devices):
     if operation.eqn.primitive is dequantization.dequantize_p:
       quantizations.append(explain_quantization(operation))
+    elif program.called_function(operation.eqn) == program.DEQUANTIZE:
+      quantizations.append(_explain_function(operation, target))
     elif operation.eqn.primitive is quantize_primitive.quantize_p:
       computed.add(str(operation.eqn.params["problem"].prologue))
   return report.Explanation(
@@ -521,11 +525,15 @@ def _explain_function(
   name = jax_private.scopes(sub.eqns[0].source_info)[0].text
   before, _, result = name.removesuffix(" by xla").partition(" to ")
   producer = before.rpartition(" of ")[0]
+  kind, description = "quantize", f"{_describe(x)} to {result}"
+  if eqn.params["name"] == program.DEQUANTIZE:
+    kind, description = "dequantize", f"{before} to {_describe(written[0])}"
+  elif producer:
+    description += f", after {producer}"
   return report.ExplainedQuantization(
     **_place_of(operation),
-    operation="quantize",
-    description=f"{_describe(x)} to {result}"
-    + (f", after {producer}" if producer else ""),
+    operation=kind,
+    description=description,
     target=target,
     implementation="xla",
     reason=_BY_OPERATIONS[eqn.params["name"]],

@@ -5,6 +5,7 @@
 import dataclasses
 import functools
 import json
+import math
 import sys
 from unittest import mock
 
@@ -292,6 +293,27 @@ class QuantizationTest(parameterized.TestCase):
     )
     if expected == "xla":
       self.assertIn("XLA fuses", told.reason)
+
+  @parameterized.parameters("uint4_128", "uint4_32_min")
+  def test_dequantize_with_an_offset_is_listed(self, format):
+    x = jp.quantize(jnp.ones((3, 32, 128)), format)
+    for function, shape in (
+      (jp.dequantize, (3, 32, 128)),
+      (jax.vmap(jp.dequantize), (3, 32, 128)),
+      (lambda x: (jp.dequantize(x[0]), jp.dequantize(x))[0], (32, 128)),
+    ):
+      for target in (CPU, H200):
+        (found,) = quantizations(function, x, target=target)
+        self.assertEqual(found.operation, "dequantize")
+        sizes = ", ".join(map(str, shape))
+        self.assertEqual(found.description, f"{format} to float32[{sizes}]")
+        self.assertEqual(found.implementation, "xla")
+        self.assertIn("zero points or minima", found.reason)
+        count = math.prod(shape)
+        parts = sum(y.nbytes for y in (x.values, x.scale, x.offset))
+        num_bytes = 4 * count + parts * count // x.size
+        self.assertEqual(found.estimate.num_bytes, num_bytes)
+        self.assertEqual(self.lowered(function, x, target=target), set())
 
   @parameterized.parameters((H200, "triton"), (CPU, "cpu and xla"))
   def test_both_axes_are_told(self, target, expected):

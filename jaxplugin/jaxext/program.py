@@ -19,7 +19,10 @@ KERNELS: Final = frozenset({"pallas_call", "core_map", "mpmd_map"})
 
 # Jitted functions of this package that are one operation. No kernel computes
 # them.
-FUNCTIONS: Final = frozenset({"quantize_by_operations", "quantize_integers"})
+DEQUANTIZE: Final = "dequantize_with_offset"
+FUNCTIONS: Final = frozenset(
+  {DEQUANTIZE, "quantize_by_operations", "quantize_integers"}
+)
 
 # Operations whose result is a slice if their operand is one.
 _VIEWS: Final = frozenset({"reshape", "squeeze", "bitcast_convert_type"})

@@ -128,10 +128,9 @@ def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
   )
   if offset is not None:
     format = x.format.along(x.shape[x.axis])
-    result = operations.dequantize_raw(
-      values, scale, format, axis=x.axis, offset=offset
+    return dequantize_with_offset(
+      values, scale, offset, format=format, axis=x.axis, dtype=dtype
     )
-    return result.astype(dtype)
   x = x.tree_unflatten(
     (x.format, x.scale_layout), (values, scale, x.global_scale)
   )
@@ -141,6 +140,25 @@ def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
   return dequantize_arrays(
     x.values, x.linear_scale(), x.global_scale, x.format, x.axis, dtype
   )
+
+
+# `explain` finds this call in a traced function by its name.
+@functools.partial(jax.jit, static_argnames=("format", "axis", "dtype"))
+def dequantize_with_offset(
+  values: jax.Array,
+  scale: jax.Array,
+  offset: jax.Array,
+  *,
+  format: formats.BlockFormat,
+  axis: int,
+  dtype: np.dtype,
+) -> jax.Array:
+  """Returns the floats of a format with zero points or minima."""
+  with jax.named_scope(f"{format} to {dtype.name} by xla"):
+    result = operations.dequantize_raw(
+      values, scale, format, axis=axis, offset=offset
+    )
+    return result.astype(dtype)
 
 
 # The primitive.
