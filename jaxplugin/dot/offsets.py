@@ -112,7 +112,7 @@ def _has_kernel(call: calls.DotCall, offset: arguments.Offset) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _DotWithOffset(alternatives.Forms):
+class SumWithOffset(alternatives.Forms):
   """The sum of both dots, without an epilogue.
 
   Its operands are the arrays of the call and the offset.
@@ -120,12 +120,30 @@ class _DotWithOffset(alternatives.Forms):
   Attributes:
     call: form of the call.
     side, format: as in `arguments.Offset`.
-    bind: computes a call.
   """
 
-  call: calls.DotCall
+  call: Any
   side: str
   format: formats.BlockFormat
+
+  def kernel_call(self, arrays: Sequence[Any]) -> Any:
+    """Returns the call whose kernel adds the offset."""
+    return self.call.filled(arrays)
+
+  def offset(self, array: Any) -> arguments.Offset:
+    return arguments.Offset(name=self.side, format=self.format, array=array)
+
+  def fused(self, *operands: Any) -> tuple[alternatives.FusedCall, list[Any]]:
+    *arrays, offset = operands
+    call = self.kernel_call(arrays)
+    form = alternatives.FusedCall(call=call.form(), format=self.format)
+    return form, [*call.flatten(), offset]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _DotWithOffset(SumWithOffset):
+  """The sum for a `DotCall`; `bind` computes a call."""
+
   bind: Callable[[calls.DotCall], jax.Array]
 
   @property
@@ -141,18 +159,15 @@ class _DotWithOffset(alternatives.Forms):
     def second(result: jax.Array, *operands: Any) -> jax.Array:
       *arrays, offset = operands
       call = self.call.filled(arrays)
-      lhs, rhs = operands_of(
-        call,
-        arguments.Offset(name=self.side, format=self.format, array=offset),
-      )
+      lhs, rhs = operands_of(call, self.offset(offset))
       numbers = call.dimension_numbers
       with jax.named_scope(SCOPE):
         return result + derivatives.plain_dot(lhs, rhs, numbers, _F32)
 
     return derivatives.partitioned(second, result)(result, *operands)
 
-  def _flat(self, arrays: Sequence[Any]) -> calls.DotCall:
-    """Returns the call of rows [m, k], without origins."""
+  def kernel_call(self, arrays: Sequence[Any]) -> calls.DotCall:
+    # Rows are [m, k].
     call = self.call.filled(
       _as_rows(x) if i in self.rows else x for i, x in enumerate(arrays)
     )
@@ -167,7 +182,7 @@ class _DotWithOffset(alternatives.Forms):
     shapes = [aval.shape for aval in context.avals_in]
     if not blocking.are_static(itertools.chain(*shapes)):
       return None
-    call = self._flat(context.avals_in[:-1])
+    call = self.kernel_call(context.avals_in[:-1])
     lead = shapes[0][:-1]  # lhs is the first array
     rows = math.prod(lead)
     if cpu.is_turned(rows, call.problem().n):
@@ -179,15 +194,11 @@ class _DotWithOffset(alternatives.Forms):
     def function(*operands: jax.Array) -> jax.Array:
       *arrays, offset = operands
       given = offset, self.format.code_offset
-      call = self._flat(arrays)
+      call = self.kernel_call(arrays)
       result = backends.emit(decision, call, context.target, offset=given)
       return result.reshape(*lead, -1)
 
     return function
-
-  def fused(self, *operands: Any) -> tuple[alternatives.FusedCall, list[Any]]:
-    *arrays, offset = operands
-    return alternatives.fused(self._flat(arrays), self.format, offset)
 
 
 def _as_rows(x: Any) -> Any:

@@ -96,14 +96,6 @@ class Forms(abc.ABC):
     return None
 
 
-def fused(
-  call: primitive.OperationCall, format: formats.BlockFormat, offset: Any
-) -> tuple[FusedCall, list[Any]]:
-  """Returns the result of `Forms.fused`."""
-  form = FusedCall(call=call.form(), format=format)
-  return form, [*call.flatten(), offset]
-
-
 def compute(forms: Forms, *operands: Any) -> Any:
   """Computes `forms` of the operands."""
   if any(isinstance(x, jax.core.Tracer) for x in operands):

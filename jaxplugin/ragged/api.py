@@ -238,29 +238,16 @@ def _dot(
   return ragged_epilogue.apply(result, call, is_masked=True)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _RaggedDotWithOffset(alternatives.Forms):
-  """The dot of stored values plus that of offsets, without an epilogue.
-
-  Its operands are the arrays of the call and the offset.
-
-  Attributes:
-    call: form of the call.
-    side, format: as in `arguments.Offset`.
-  """
-
-  call: calls.RaggedDotCall
-  side: str
-  format: formats.BlockFormat
+class _RaggedDotWithOffset(offsets.SumWithOffset):
+  """The sum of both ragged dots."""
 
   def operations(self, *operands: Any) -> jax.Array:
     *arrays, array = operands
     # Both dots multiply the same rows of floats.
     call = self.call.filled(arrays).replace(fastest_precision=False)
-    offset = arguments.Offset(name=self.side, format=self.format, array=array)
     result = bind(call)
     with jax.named_scope(offsets.SCOPE):
-      return result + bind(_second(call, offset))
+      return result + bind(_second(call, self.offset(array)))
 
   def kernel(
     self, context: operation_primitive.LoweringContext
@@ -282,10 +269,6 @@ class _RaggedDotWithOffset(alternatives.Forms):
       )
 
     return function
-
-  def fused(self, *operands: Any) -> tuple[alternatives.FusedCall, list[Any]]:
-    *arrays, offset = operands
-    return alternatives.fused(self.call.filled(arrays), self.format, offset)
 
 
 def _second(
