@@ -22,7 +22,11 @@ from jaxplugin.core import blocking, decisions, error_context, formats, targets
 from jaxplugin.dot import arguments, backends, calls, sides
 from jaxplugin.dot.backends import cpu
 from jaxplugin.jaxext import exports_private
-from jaxplugin.operation import alternatives, repro_files
+from jaxplugin.operation import (
+  alternatives,
+  array_statistics,
+  repro_files,
+)
 from jaxplugin.operation import primitive as operation_primitive
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.quantization import problems, prologues
@@ -202,7 +206,7 @@ def replay(path: str | os.PathLike[str], *, seed: int = 0) -> Replay:
     if arrays is None:
       streams = np.random.default_rng(seed).spawn(len(repro.inputs))
       arrays = tuple(
-        repro_files.generate(x.shape, x.dtype, x.statistics, rng)
+        array_statistics.generate(x.shape, x.dtype, x.statistics, rng)
         for x, rng in zip(repro.inputs, streams, strict=True)
       )
   text = ""

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from absl.testing import parameterized
 
-from jaxplugin.operation import repro_files
+from jaxplugin.operation import array_statistics
 
 RNG = np.random.default_rng(0)
 NORMAL = RNG.normal(size=(7, 96)) * np.exp2(RNG.integers(-9, 9, (7, 1)))
@@ -45,12 +45,12 @@ class ReproDataTest(parameterized.TestCase):
   @parameterized.named_parameters(CASES.items())
   @np.errstate(over="ignore")
   def test_statistics_survive(self, x):
-    statistics = repro_files.describe(x)
-    made = repro_files.generate(
+    statistics = array_statistics.describe(x)
+    made = array_statistics.generate(
       x.shape, x.dtype, statistics, np.random.default_rng(1)
     )
     self.assertEqual((made.shape, made.dtype), (x.shape, x.dtype))
-    found = repro_files.describe(made)
+    found = array_statistics.describe(made)
     json.dumps(found, allow_nan=False)
     for name in EXACT:
       self.assertEqual(found.get(name), statistics.get(name), name)
@@ -67,10 +67,10 @@ class ReproDataTest(parameterized.TestCase):
 
   def test_other_order_and_the_same_seed_the_same_numbers(self):
     x = CASES["normal"]
-    make = lambda seed: repro_files.generate(
+    make = lambda seed: array_statistics.generate(
       x.shape,
       x.dtype,
-      repro_files.describe(x),
+      array_statistics.describe(x),
       np.random.default_rng(seed),
     )
     np.testing.assert_array_equal(make(3), make(3))
@@ -79,7 +79,7 @@ class ReproDataTest(parameterized.TestCase):
 
   def test_unknown_statistics_give_finite_numbers(self):
     for dtype in (np.float32, ml_dtypes.float8_e8m0fnu, np.int32, np.uint8):
-      made = repro_files.generate(
+      made = array_statistics.generate(
         (64,), np.dtype(dtype), None, np.random.default_rng(0)
       )
       self.assertTrue(np.isfinite(made.astype(np.float64)).all())
