@@ -102,23 +102,21 @@ class _GatedTangent(linear_calls.Linear):
   def transpose(
     self, wanted: Sequence[bool], g: jax.Array, constants: Arrays
   ) -> list[jax.Array | None]:
-    return [
-      self._gradient(name, g, constants) if is_wanted else None
-      for name, is_wanted in zip(self.active, wanted, strict=True)
-    ]
-
-  def _gradient(self, name: str, g: jax.Array, constants: Arrays) -> jax.Array:
-    if name != "bias":
-      gradient = _Gradient.of(self.prologue, name, constants[0].dtype)
-      return linear_calls.linear_call(gradient, [g], constants)
-    has_up = "up" in self.prologue.operands
-    each = [
-      _Gradient.of(self.prologue, operand, np.dtype(np.float32))
-      for operand in (["x", "up"] if has_up else ["x"])
-    ]
-    rows = [gradient.apply([g], constants) for gradient in each]
-    sums = [row.sum(tuple(range(row.ndim - 1))) for row in rows]
-    return jnp.concatenate(sums)
+    names = [n for n, w in zip(self.active, wanted, strict=True) if w]
+    dtype, found = constants[0].dtype, dict[str, jax.Array]()
+    if "bias" in names:  # the floats of the other gradients are summed
+      has_up = "up" in self.prologue.operands
+      for name in ("x", "up") if has_up else ("x",):
+        gradient = _Gradient.of(self.prologue, name, np.dtype(np.float32))
+        found[name] = gradient.apply([g], constants)
+      sums = [row.sum(tuple(range(row.ndim - 1))) for row in found.values()]
+      found = {name: row.astype(dtype) for name, row in found.items()}
+      found["bias"] = jnp.concatenate(sums)
+    else:
+      for name in names:
+        gradient = _Gradient.of(self.prologue, name, dtype)
+        found[name] = linear_calls.linear_call(gradient, [g], constants)
+    return [found[n] if n in names else None for n in self.active]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,13 +170,18 @@ def call_of(g: Any) -> prologues.PrologueCall | None:
   """Returns the call that computes g, the gradient of an attached activation.
 
   Returns None for another array. Conversions of floats and reshapes of rows may
-  come after the call.
+  come after the call. Also returns None if another operation has read g, such
+  as the sum that is the gradient of a bias: then g is computed anyway, and a
+  prologue would compute it again.
   """
   shape = np.shape(g)
+  after = None
   if binding_private.staged(g) is not g:  # e.g. an array inside of a vmap
     return None
   while (made := binding_private.maker(g)) is not None:
     eqn, _ = made
+    if any(user is not after for user in binding_private.users(g)):
+      return None
     (x, *_), name = eqn.in_tracers, eqn.primitive.name
     if eqn.primitive is linear_calls.linear_call_p:
       function = eqn.params["function"]
@@ -194,5 +197,5 @@ def call_of(g: Any) -> prologues.PrologueCall | None:
     )
     if not is_same:
       return None
-    g = x
+    g, after = x, eqn
   return None

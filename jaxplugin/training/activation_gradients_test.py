@@ -39,14 +39,14 @@ def halves_mlp(params, x):
   return (jax.nn.silu(gate) * up) @ params["down"]
 
 
-def biased_mlp(params, x):
-  bias = jnp.sin(params["down"][:, 0])
+def biased_mlp(params, x, bias=None):
+  bias = jnp.sin(params["down"][:, 0]) if bias is None else bias
   gate, up = (x @ params[name] + bias for name in ("gate", "up"))
   return (jax.nn.silu(gate) * up) @ params["down"]
 
 
 def ungated_mlp(params, x, activation=jax.nn.relu):
-  h = x @ params["gate"] + jnp.sin(params["down"][:, 0])
+  h = x @ params["gate"] + jnp.ones(HIDDEN)
   return activation(h) @ params["down"]
 
 
@@ -160,7 +160,9 @@ class FusedGradientsTest(parameterized.TestCase):
         self.assertEqual(found(step, params, x), ["gate"])
     steps = {
       "grad": jax.grad(loss_of(plain)),
-      "bias": jax.grad(loss_of(fused(biased_mlp))),
+      "constant bias": jax.grad(
+        loss_of(fused(functools.partial(biased_mlp, bias=jnp.ones(HIDDEN))))
+      ),
       "grad inside": fused(jax.grad(loss_of(gated_mlp))),
       "jit": jax.grad(loss_of(fused(jax.jit(gated_mlp)))),
       "checkpoint": jax.grad(loss_of(fused(jax.checkpoint(gated_mlp)))),
@@ -172,6 +174,18 @@ class FusedGradientsTest(parameterized.TestCase):
         self.assertEqual(found(step, params, x), ["gate", "up"])
     step = jax.grad(loss_of(fused(halves_mlp)), argnums=(0, 1))
     self.assertLen(found(step, params, x), 1)
+
+  def test_gradients_that_a_bias_sums_are_not_computed_twice(self):
+    params, x = arrays()
+    steps = {
+      "grad": jax.grad(loss_of(fused(biased_mlp))),
+      "grad inside": fused(jax.grad(loss_of(biased_mlp))),
+      "jit": jax.grad(loss_of(fused(jax.jit(biased_mlp)))),
+      "checkpoint": jax.grad(loss_of(fused(jax.checkpoint(biased_mlp)))),
+    }
+    for name, step in steps.items():
+      with self.subTest(name):
+        self.assertEqual(found(step, params, x), [])
 
   def test_gradients_are_quantized_from_their_f32_values(self):
     params, x = arrays(jnp.bfloat16)

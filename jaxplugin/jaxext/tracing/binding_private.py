@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import importlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
@@ -321,6 +322,21 @@ def maker(x: Any) -> tuple[Any, Any] | None:
     return None
   index = next(i for i, v in enumerate(x.parent.outvars) if v is x.val)
   return x.parent, index
+
+
+def users(x: Any) -> Iterator[Any]:
+  """Yields the operations that have read a traced value, the latest first."""
+  x = staged(x)
+  if x is None:
+    return
+  for eqn in reversed(x._trace.frame.tracing_eqns):
+    eqn = eqn() if isinstance(eqn, weakref.ref) else eqn
+    if eqn is x.parent:
+      return
+    if eqn is not None and any(
+      getattr(v, "val", v) is x.val for v in eqn.invars
+    ):
+      yield eqn
 
 
 def is_traced_by(x: Any, trace: Any) -> bool:
