@@ -297,6 +297,9 @@ def asked_sharding(call: calls.DotCall, out_sharding: Any) -> NamedSharding:
   """
   mesh_axes.refuse_unreduced(sides.who(), out_sharding)
   mesh = mesh_axes.mesh_of(call.flatten())
+  if mesh is None:  # jit refuses the mesh of out_sharding, with a remedy
+    mesh = getattr(out_sharding, "mesh", None)
+    mesh = getattr(mesh, "abstract_mesh", mesh)
   types = [
     mesh_axes.type_of(side.shape, side.values, mesh)
     for side in (call.lhs, call.rhs)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
@@ -36,6 +36,13 @@ def interleaved(w):
   """The weight with its values as words of interleaved FP4."""
   words = interleaving.interleave(w.pack().values)
   return jp.ScaledArray(words, w.scale, w.global_scale, w.format)
+
+
+class OutsideTest(explicit.ExplicitTestCase):
+  def test_mesh_that_only_out_sharding_has_is_refused(self):
+    x = jp.quantize(X, jp.MXFP8)
+    with self.assertRaisesRegex(ValueError, "set_mesh"):
+      jp.block_scaled_dot(x, x, out_sharding=NamedSharding(self.mesh, P("a")))
 
 
 class ExplicitTest(explicit.InsideTestCase):
