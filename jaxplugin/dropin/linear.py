@@ -313,7 +313,7 @@ class _Layer(alternatives.Forms):
   ) -> Callable[..., Any] | None:
     target = context.target
     stack = jax.tree.unflatten(self.tree, context.avals_in)[1]
-    if cpu_library.refusal(target) or _refusal(stack, target.cpu_kernels):
+    if cpu_library.refusal(target) or _refusal(stack):
       return None
 
     def function(*operands: Any) -> Any:
@@ -347,17 +347,18 @@ def _has_groups(x: Any, stack: Any, *, implementation: Any, **_: Any) -> bool:
     if isinstance(side, scaled_array.ScaledArray) and (
       side.surrogate is not None
       or (side is x and side.format.codebook is not None)
-      or _refusal(side, cpu_library.CODEBOOK_ISAS[0]) is not None
+      or _refusal(side) is not None
     ):
       return False
   scale = scaled_array.full_global_scale(stack)
   return scale is None or scale.shape[1:] == (1, 1)
 
 
-def _refusal(side: Any, instruction_set: str | None) -> str | None:
+def _refusal(side: Any) -> str | None:
   """Returns why kernels cannot read an array along its last axis, or None."""
   k = side.shape[-1]
-  return cpu_library.format_refusal(side.format.along(k), k, instruction_set)
+  format = side.format.along(k)
+  return cpu_library.format_refusal(format, k, reads_codebooks=True)
 
 
 def _in_place(

@@ -3,7 +3,6 @@
 """Formats with a codebook, against NumPy and bitsandbytes' algorithm."""
 
 import dataclasses
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin.dot import reference
+from jaxplugin.dot.backends import cpu
 from jaxplugin.runtime import cpu_library
 
 # bitsandbytes' fp4: not in order, and with a zero of each sign.
@@ -23,8 +23,7 @@ FP4 = tuple(
 )
 BNB_FP4 = dataclasses.replace(jp.NF4, name="bnb_fp4", codebook=FP4)
 NEEDS_KERNELS = absltest.skipIf(
-  jp.detect_target("cpu").cpu_kernels not in cpu_library.CODEBOOK_ISAS,
-  "no CPU kernels decode codebooks",
+  jp.detect_target("cpu").cpu_kernels is None, "needs the CPU kernels"
 )
 # The codebook of GGUF's IQ4_NL (`kvalues_iq4nl` in ggml-common.h).
 IQ4 = jp.BlockFormat(
@@ -218,6 +217,7 @@ class CodebookKernelsTest(parameterized.TestCase):
     changed(jp.NF4, block_size=16, scale_dtype=ml_dtypes.bfloat16),
     changed(jp.NF4, block_size=512),
     changed(jp.NF4, block_size=1024),
+    changed(jp.NF4, block_size=48),
     changed(jp.NF4, block_size=0),
     BNB_FP4,
   )
@@ -265,18 +265,28 @@ class CodebookKernelsTest(parameterized.TestCase):
       )
       np.testing.assert_allclose(dot("cpu"), dot("xla"), rtol=1e-4, atol=1e-4)
 
-  def test_two_engines_decode_codebooks(self):
-    operands = np.dtype(np.float32), jp.NF4
-    dot = cpu_library.dot_numbers("avx512_bf16", operands, (3, 64, 64))
-    for number in itertools.count(1):
-      if (name := cpu_library.engine_name(number)) is None:
-        break
-      with self.subTest(name):
-        error = cpu_library.dot_config_error(dot, (number, 0, 0, 0))
-        if name in ("few_rows_avx512", "float_avx512"):
-          self.assertEqual(error, "")
-        else:
-          self.assertRegex(error, "does not decode codebooks|needs .* kernels")
+  @parameterized.parameters(
+    ("baseline", ("f32",)),
+    ("avx2", ("float_avx2", "few_rows_avx2")),
+    ("amx_bf16",
+      ("float_avx2", "few_rows_avx2", "few_rows_avx512", "float_avx512")),
+    ("neon_i8mm", ("f32",)),
+  )  # fmt: skip
+  def test_engines_that_multiply_in_float32_decode_codebooks(self, isa, names):
+    for operands in (
+      (np.dtype(np.float32), jp.NF4),
+      (np.dtype(ml_dtypes.bfloat16), changed(jp.NF4, block_size=32)),
+      (IQ4, jp.MXFP8),
+    ):
+      dot = cpu_library.dot_numbers(isa, operands, (3, 64, 64))
+      found = [
+        cpu_library.engine_name(number)
+        for number in range(1, len(cpu.ENGINES))
+        if not cpu_library.dot_config_error(dot, (number, 0, 0, 0))
+      ]
+      self.assertCountEqual(found, names)
+      rule = cpu_library.engine_name(cpu_library.dot_engine(dot))
+      self.assertIn(rule, names)
 
   def test_layer_of_a_stack_is_read_in_place(self):
     stack = jp.quantize(np.ones((3, 32, 64), np.float32), "nf4")
@@ -285,14 +295,12 @@ class CodebookKernelsTest(parameterized.TestCase):
     self.assertIn("jaxplugin_ragged_dot", text)
 
   @parameterized.parameters(
-    (jp.NF4, 64, "avx2", "with avx512_bf16 or amx_bf16, got avx2 for nf4"),
-    (jp.NF4, 64, None, "reads values without a codebook, got nf4"),
-    (changed(jp.NF4, block_size=48), 96, "amx_bf16", "multiple of 512.*of 48"),
-    (changed(jp.NF4, codebook=(2.0**-17, *jp.NF4.codebook[1:])), 64,
-      "avx512_bf16", "codebooks of 0 and 1.5.*e-05 to 65536.0, got f"),
+    (jp.NF4, False, "reads values without a codebook, got nf4"),
+    (changed(jp.NF4, codebook=(2.0**-17, *jp.NF4.codebook[1:])), True,
+      "codebooks of 0 and 1.5.*e-05 to 65536.0, got f"),
   )  # fmt: skip
-  def test_refusal_has_the_reason(self, format, k, isa, reason):
-    found = cpu_library.format_refusal(format, k, isa)
+  def test_refusal_has_the_reason(self, format, is_dot, reason):
+    found = cpu_library.format_refusal(format, 64, reads_codebooks=is_dot)
     self.assertRegex(found, reason)
 
   def test_two_codebooks_are_refused(self):

@@ -63,11 +63,8 @@ _VALUES: Final = {
   formats.INT4: 9,
 }
 _CODEBOOK: Final = 10  # int4 that indexes a codebook
-# Instruction sets whose engines decode codebooks, and magnitudes of entries and
-# numbers of blocks that they read (kernels/cpu/arguments.cc).
-CODEBOOK_ISAS: Final = ("avx512_bf16", "amx_bf16")
+# Magnitudes of entries that dots read (kernels/cpu/arguments.cc).
 _CODEBOOK_MAGNITUDES: Final = (2.0**-16, 2.0**16)
-_CODEBOOK_STEP: Final = 512
 # Types of scales, with their numbers in kernels/cpu/simd/formats.h. 0 means no
 # scales.
 _SCALES: Final = {
@@ -189,15 +186,15 @@ def refusal(target: targets.Target) -> decisions.Unsupported | None:
 def format_refusal(
   format: formats.BlockFormat | None,
   k: int | None,
-  instruction_set: str | None = None,
+  *,
+  reads_codebooks: bool = False,
 ) -> str | None:
   """Returns why kernels cannot read an operand, or None if they can.
 
   Args:
     format: format of the operand, or None for an unquantized one.
     k: size of its rows; None if it is symbolic.
-    instruction_set: the instruction set of a dot; None for other kernels, which
-      do not decode codebooks.
+    reads_codebooks: whether the kernels decode codebooks, as dots do.
   """
   if format is None:
     return None
@@ -211,23 +208,11 @@ def format_refusal(
   size = format.block_size
   assert size is not None
   if format.codebook is not None:
-    if instruction_set is None:
+    if not reads_codebooks:
       return f"reads values without a codebook, got {format}"
-    if instruction_set not in CODEBOOK_ISAS:
-      return (
-        f"decodes a codebook with {' or '.join(CODEBOOK_ISAS)}, got"
-        f" {instruction_set} for {format}"
-      )
     least, most = _CODEBOOK_MAGNITUDES
     if not all(x == 0 or least <= abs(x) <= most for x in format.codebook):
       return f"reads codebooks of 0 and {least} to {most}, got {format}"
-    is_whole = k is not None and size >= k
-    if not is_whole and size % _CODEBOOK_STEP and _CODEBOOK_STEP % size:
-      return (
-        "reads a codebook with blocks that divide or are a multiple of"
-        f" {_CODEBOOK_STEP}, or of a whole row, got {format} with blocks of"
-        f" {size}"
-      )
   if size % _BLOCK_GRANULE and (k is None or size < k):
     return (
       f"reads blocks of a multiple of {_BLOCK_GRANULE} values or of a whole"

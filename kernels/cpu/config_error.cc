@@ -82,12 +82,6 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
       std::string("the engine ") + kEngineNames[static_cast<int>(engine)];
   const std::string pair = Text(shape.lhs) + " and " + Text(shape.rhs);
   const ShapeSides sides = SidesOf(shape);
-  const bool has_codebook = shape.lhs.format == Format::kCodebook ||
-                            shape.rhs.format == Format::kCodebook;
-  if (has_codebook && engine != Engine::kFewRowsAvx512 &&
-      engine != Engine::kFloatAvx512) {
-    return {who + " does not decode codebooks", pair};
-  }
   switch (engine) {
     case Engine::kIntegerAvx2:
       if (!IsE2M1(shape.lhs) || !IsE2M1(shape.rhs)) {

@@ -47,7 +47,7 @@ struct Operand {
   int64_t scale_cols;  // ceil(k / block)
   int fraction_bits;   // integers count units of 2^-fraction_bits
   // The values of a codebook, by the 4 stored bits of a code. Magnitudes are 0
-  // or 2^-16 to 2^16. Only the engines few_rows_avx512 and float_avx512 read it.
+  // or 2^-16 to 2^16. Only dots read it.
   float codebook[16];
   // Row r has row (r + scale_start) >> scale_shift of `scale`.
   int scale_shift;

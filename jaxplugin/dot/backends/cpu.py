@@ -417,7 +417,7 @@ def supports(
 ) -> decisions.Unsupported | None:
   """Supports formats that kernels read, and static k, on CPUs with kernels."""
   refusal = cpu_library.refusal(target) or unreadable(
-    target, problem.lhs, problem.rhs, k=problem.dense_k
+    problem.lhs, problem.rhs, k=problem.dense_k
   )
   if refusal is not None:
     return refusal
@@ -427,11 +427,11 @@ def supports(
 
 
 def unreadable(
-  target: targets.Target, *operands: problems.SideProblem, k: int | None
+  *operands: problems.SideProblem, k: int | None
 ) -> decisions.Unsupported | None:
   """Returns why the kernels cannot read rows of size k, or None if they can."""
   for operand in operands:
-    reason = cpu_library.format_refusal(operand.format, k, target.cpu_kernels)
+    reason = cpu_library.format_refusal(operand.format, k, reads_codebooks=True)
     if reason is not None:
       return decisions.Unsupported(reason)
   # Behind the end of a row, codes of 0 have values other than 0.

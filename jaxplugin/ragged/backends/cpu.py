@@ -41,7 +41,7 @@ def supports(
 ) -> decisions.Unsupported | None:
   """Supports the formats of the dot's kernels, contracted along the blocks."""
   refusal = cpu_library.refusal(target) or cpu.unreadable(
-    target, problem.lhs, problem.rhs, k=problem.k
+    problem.lhs, problem.rhs, k=problem.k
   )
   if refusal is not None:
     return refusal

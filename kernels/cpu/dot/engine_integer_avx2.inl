@@ -61,7 +61,7 @@ struct EngineInteger {
 
   const Operand& panel_operand;
   const Operand& strip_operand;
-  const NibbleTables tables{Format::kE2M1};
+  const NibbleTables tables{Format::kE2M1, nullptr};
 
   explicit EngineInteger(const Sides& sides)
       : panel_operand(*sides.panel), strip_operand(*sides.strip) {}

@@ -134,7 +134,7 @@ struct FewRowsProblem {
   }
 
   void PrepareIntegers(int64_t row, uint8_t* out) const {
-    const NibbleTables tables(x.format);
+    const NibbleTables tables(x.format, x.codebook);
     const __m256i ones = _mm256_set1_epi8(1);
     const __m256i bias =
         _mm256_set1_epi16(static_cast<short>(-Bias(weights.format)));
@@ -194,7 +194,8 @@ struct FloatGroup {
   static constexpr int kScales = GroupValues(kFormat) / kBlock;
   // The products of a block are added in two chains if the registers suffice.
   // E2M1 has one chain, because two would change the bits of its results.
-  static constexpr int kChains = kFormat == Format::kInt4 && kRows <= 2 ? 2 : 1;
+  static constexpr int kChains =
+      IsPacked(kFormat) && kFormat != Format::kE2M1 && kRows <= 2 ? 2 : 1;
 
   JAXPLUGIN_ALWAYS_INLINE static void Add(__m256i codes,
                                           const NibbleTables& tables,
@@ -347,11 +348,12 @@ struct FewRowsSums {
   // kSumGroups groups each, the accumulators are added to the total. The
   // roundings are at most 16 (see sums.inl):
   //   in a block's products: 4 for one-byte codes, 4 or 8 for E2M1, 5 or 8 for
-  //     int4, 0 for integers
+  //     int4 and codebooks, 0 for integers
   //   in an accumulator: one per block (E2M1 with blocks of 16: two per group)
   //   in the sum of the accumulators: 1 for two, 2 for four
   //   3 in the sum of the lanes, and 1 in the total
-  // A product of a value and a wide scale is rounded, too (GroupsOfSum).
+  // A product of a value and a wide scale, or of a codebook's value and any
+  // scale, is rounded, too (GroupsOfSum).
   static constexpr int kSums = kRows == 1 ? 4 : kRows == 2 ? 2 : 1;
   static constexpr bool kIsLong = IsPacked(kFormat) && FloatStep::kChains == 1;
   static constexpr int64_t kSumGroups =
@@ -372,7 +374,10 @@ struct FewRowsSums {
 
   __m256 total[kRows], rest[kRows];
   Largest largest;
-  const NibbleTables tables{kFormat};
+  const NibbleTables tables;
+
+  JAXPLUGIN_ALWAYS_INLINE explicit FewRowsSums(const Operand& weights)
+      : tables(kFormat, weights.codebook) {}
 
   JAXPLUGIN_ALWAYS_INLINE void Add(const uint8_t* codes_at, const uint8_t* x,
                                    int64_t x_row_bytes, const float* scale,
@@ -393,7 +398,8 @@ struct FewRowsSums {
   // scales multiply the sum of a block and are rounded with it.
   static int64_t GroupsOfSum(const FewRowsProblem& rows) {
     const int wide =
-        static_cast<int>(IsWide(rows.x.scale_kind)) +
+        static_cast<int>(IsWide(rows.x.scale_kind) ||
+                         rows.x.format == Format::kCodebook) +
         static_cast<int>(kIntegers && IsWide(rows.weights.scale_kind));
     return Max(kSums * (kSumGroups - wide) / kTurn, 1) * kTurn;
   }
@@ -450,7 +456,7 @@ struct FewRowsSums {
     const uint8_t* codes = RowValues(rows.weights, w);
     const int64_t whole = rows.weights.row_bytes / kGroupBytes;
     const int64_t most = GroupsOfSum(rows);
-    FewRowsSums sums;
+    FewRowsSums sums(rows.weights);
     for (int r = 0; r < kRows; ++r) {
       sums.total[r] = sums.rest[r] = _mm256_setzero_ps();
     }
@@ -529,6 +535,8 @@ FewRowsFunction FewRowsOfBlock(const FewRowsProblem& rows, int64_t count) {
       return FewRowsOfCount<Format::kInt8, kBlock, false>(count);
     case Format::kInt4:
       return FewRowsOfCount<Format::kInt4, kBlock, false>(count);
+    case Format::kCodebook:
+      return FewRowsOfCount<Format::kCodebook, kBlock, false>(count);
     default:
       return FewRowsOfCount<Format::kE2M1, kBlock, false>(count);
   }

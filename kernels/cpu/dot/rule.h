@@ -63,12 +63,13 @@ JAXPLUGIN_ALWAYS_INLINE ShapeSides SidesOf(const DotShape& x) {
           x.lhs.block == 32 && x.rhs.block == 32};
 }
 
-// Whether the engines of AVX-512 and AMX decode a quantized side. The engines of
-// AVX2 and of the baseline decode all. Blocks of more than 32 values must fit in
-// 512 values, or be a multiple of them (Unpacker). E2M1 with such blocks is left
-// to AVX2, which multiplies it as integers.
+// Whether the engines of AVX-512 and AMX decode a quantized side to bf16. The
+// engines of AVX2 and of the baseline decode all. Blocks of more than 32 values
+// must fit in 512 values, or be a multiple of them (Unpacker). E2M1 with such
+// blocks is left to AVX2, which multiplies it as integers.
 JAXPLUGIN_ALWAYS_INLINE constexpr bool IsDecodedByAvx512(SideShape x) {
   return !IsPlain(x.format) && !IsInteger(x.format) &&
+         x.format != Format::kCodebook &&
          (x.scale == ScaleKind::kE8M0 || x.scale == ScaleKind::kE4M3) &&
          (x.block <= 32 || (!IsPacked(x.format) &&
                             (512 % x.block == 0 || x.block % 512 == 0)));

@@ -1,8 +1,8 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Converts E2M1 and FP8 to float32 with NEON. Instructions of a loop, compiled by
-// Zig 0.17.1 (Clang 22):
+// Converts E2M1, FP8 and codes of codebooks to float32 with NEON. Instructions of
+// a loop, compiled by Zig 0.17.1 (Clang 22):
 //                     this file    codec.inl
 //   32 codes of E2M1         37          104
 //   16 codes of E4M3         26           59
@@ -39,6 +39,39 @@ JAXPLUGIN_ALWAYS_INLINE void DecodeE2M1(const uint8_t* codes, int64_t count,
       const uint8x16_t y = vqtbl1q_u8(high, nibbles[h]);
       StoreBF16(vzip1q_u8(x, y), out + i + 16 * h);
       StoreBF16(vzip2q_u8(x, y), out + i + 16 * h + 8);
+    }
+  }
+}
+
+// Stores 16 values from their low words and their high words.
+JAXPLUGIN_ALWAYS_INLINE void StoreWords(uint8x16x2_t low, uint8x16x2_t high,
+                                        float* out) {
+  for (int h = 0; h < 2; ++h) {
+    const uint16x8_t x = vreinterpretq_u16_u8(low.val[h]);
+    const uint16x8_t y = vreinterpretq_u16_u8(high.val[h]);
+    StoreBits(vreinterpretq_u8_u16(vzip1q_u16(x, y)), out + 8 * h);
+    StoreBits(vreinterpretq_u8_u16(vzip2q_u16(x, y)), out + 8 * h + 4);
+  }
+}
+
+JAXPLUGIN_ALWAYS_INLINE void DecodeCodebook(const float* codebook,
+                                            const uint8_t* codes,
+                                            int64_t count, float* out) {
+  // val[i] has byte i of each of the 16 values.
+  const uint8x16x4_t bytes =
+      vld4q_u8(reinterpret_cast<const uint8_t*>(codebook));
+  for (int64_t i = 0; i < count; i += 32) {
+    const uint8x16_t both = vld1q_u8(codes + i / 2);
+    const uint8x16_t even = vandq_u8(both, vdupq_n_u8(15));
+    const uint8x16_t odd = vshrq_n_u8(both, 4);
+    const uint8x16_t nibbles[2] = {vzip1q_u8(even, odd), vzip2q_u8(even, odd)};
+    for (int h = 0; h < 2; ++h) {
+      uint8x16_t found[4];
+      for (int b = 0; b < 4; ++b) {
+        found[b] = vqtbl1q_u8(bytes.val[b], nibbles[h]);
+      }
+      StoreWords(vzipq_u8(found[0], found[1]), vzipq_u8(found[2], found[3]),
+                 out + i + 16 * h);
     }
   }
 }
@@ -83,6 +116,9 @@ inline int64_t DecodeVectors(const Operand& x, const uint8_t* row, int64_t k0,
   const int64_t done = count - count % 32;
   switch (x.format) {
     case Format::kE2M1: DecodeE2M1(row + k0 / 2, done, out); return done;
+    case Format::kCodebook:
+      DecodeCodebook(x.codebook, row + k0 / 2, done, out);
+      return done;
     case Format::kE4M3: DecodeFP8<Format::kE4M3>(row + k0, done, out); return done;
     case Format::kE5M2: DecodeFP8<Format::kE5M2>(row + k0, done, out); return done;
     default: return 0;

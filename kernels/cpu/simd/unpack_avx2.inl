@@ -39,8 +39,9 @@ constexpr int GroupPairs(Format f) { return IsPacked(f) ? 4 : 2; }
 // pair `p` (Expanded).
 constexpr int ExpandedIndex(Format f, int p, int half, int lane) {
   if (!IsPacked(f)) return 4 * lane + 2 * half + 1 - p;
-  const int byte = lane / 4 * 16 + lane % 4 * 2 + half;
-  return 2 * (byte + p / 2 * 8) + p % 2;
+  const int byte = f == Format::kCodebook ? half * 4 + lane % 4
+                                          : lane % 4 * 2 + half;
+  return 2 * (lane / 4 * 16 + p / 2 * 8 + byte) + p % 2;
 }
 
 // The largest magnitude of the codes seen in each byte, with the sign bit set.
@@ -66,13 +67,30 @@ struct Largest {
 constexpr int Bias(Format f) { return f == Format::kInt4 ? 8 : 12; }
 
 // Tables of the 16 codes of E2M1 or int4: twice the value (int4: the value) as a
-// byte, and both bytes of the value as bf16.
+// byte, and both bytes of the value as bf16. For a codebook: the bytes of the
+// value as float32, the lowest first.
 struct NibbleTables {
   __m256i twice;   // -12..12; int4: the value, -8..7
   __m256i biased;  // the same plus Bias: 0..24; int4: 0..15
   __m256i high, low;
+  __m256i bytes[4];  // of a codebook
 
-  JAXPLUGIN_ALWAYS_INLINE explicit NibbleTables(Format format) {
+  JAXPLUGIN_ALWAYS_INLINE NibbleTables(Format format, const float* codebook) {
+    if (format == Format::kCodebook) {
+      // Moves the first bytes of four values to the first dword, and so on.
+      const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10,
+                                          14, 3, 7, 11, 15);
+      __m128 rows[4];
+      for (int i = 0; i < 4; ++i) {
+        rows[i] = _mm_castsi128_ps(_mm_shuffle_epi8(
+            _mm_castps_si128(_mm_loadu_ps(codebook + 4 * i)), order));
+      }
+      _MM_TRANSPOSE4_PS(rows[0], rows[1], rows[2], rows[3]);
+      for (int i = 0; i < 4; ++i) {
+        bytes[i] = _mm256_broadcastsi128_si256(_mm_castps_si128(rows[i]));
+      }
+      return;
+    }
     if (format == Format::kInt4) {
       twice = _mm256_broadcastsi128_si256(_mm_setr_epi8(
           0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
@@ -168,6 +186,35 @@ constexpr uint32_t MovedFields() {
   return 0x80000000u | 0x7fu << (23 - FactsOf(kFormat).mantissa_bits);
 }
 
+// The words of the values of a codebook in float32: low and high ones.
+struct CodebookWords {
+  __m256i low, high;
+};
+
+// Looks up codes of a codebook, one in each byte. `first` has the words of the
+// first 8 values of each 16, and `last` those of the others.
+JAXPLUGIN_ALWAYS_INLINE void LookUpCodebook(__m256i codes,
+                                            const NibbleTables& tables,
+                                            CodebookWords* first,
+                                            CodebookWords* last) {
+  __m256i bytes[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    bytes[i] = _mm256_shuffle_epi8(tables.bytes[i], codes);
+  }
+  *first = {_mm256_unpacklo_epi8(bytes[0], bytes[1]),
+            _mm256_unpacklo_epi8(bytes[2], bytes[3])};
+  *last = {_mm256_unpackhi_epi8(bytes[0], bytes[1]),
+           _mm256_unpackhi_epi8(bytes[2], bytes[3])};
+}
+
+// Stores the first 4 values of each 8 to out[0], and the others to out[1].
+JAXPLUGIN_ALWAYS_INLINE void JoinWords(const CodebookWords& words,
+                                       __m256* out) {
+  out[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(words.low, words.high));
+  out[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(words.low, words.high));
+}
+
 // A group of codes, from which Pair converts 16 values at a time to float32,
 // times 2^-ValueShift, in the order of ExpandedIndex. kFormat is a result of
 // InRegister.
@@ -218,6 +265,19 @@ struct Expanded {
       out[0] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs[p], 16));
       out[1] = _mm256_castsi256_ps(_mm256_and_si256(pairs[p], high));
     }
+  }
+};
+
+template <>
+struct Expanded<Format::kCodebook> {
+  CodebookWords pairs[4];
+
+  JAXPLUGIN_ALWAYS_INLINE Expanded(__m256i codes, const NibbleTables& tables) {
+    LookUpCodebook(LowNibbles(codes), tables, &pairs[0], &pairs[2]);
+    LookUpCodebook(HighNibbles(codes), tables, &pairs[1], &pairs[3]);
+  }
+  JAXPLUGIN_ALWAYS_INLINE void Pair(int p, __m256* out) const {
+    JoinWords(pairs[p], out);
   }
 };
 
@@ -382,7 +442,19 @@ template <Format kFormat, Order kOrder>
 JAXPLUGIN_ALWAYS_INLINE void UnpackValues(const uint8_t* codes,
                                           const NibbleTables& tables,
                                           __m256* values) {
-  if constexpr (IsPacked(kFormat)) {
+  if constexpr (kFormat == Format::kCodebook) {
+    const __m256i words = _mm256_cvtepu8_epi16(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+    const __m256i natural =
+        LowNibbles(_mm256_or_si256(words, _mm256_slli_epi16(words, 4)));
+    // The lower half has the first 4 codes of each 8.
+    const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+    CodebookWords halves[2];
+    LookUpCodebook(_mm256_permutevar8x32_epi32(natural, order), tables,
+                   &halves[0], &halves[1]);
+    JoinWords(halves[0], values);
+    JoinWords(halves[1], values + 2);
+  } else if constexpr (IsPacked(kFormat)) {
     const __m128i bytes =
         _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
     const __m128i low = _mm_and_si128(bytes, _mm_set1_epi8(15));
@@ -434,9 +506,10 @@ JAXPLUGIN_ALWAYS_INLINE void UnpackValues(const uint8_t* codes,
 // false if a code is NaN or Inf; the output is then invalid.
 template <Format kFormat, int kBlock, Order kOrder>
 inline bool UnpackGroups(const uint8_t* codes, int64_t groups,
-                         const float* scale, int64_t ahead, float* out) {
+                         const float* codebook, const float* scale,
+                         int64_t ahead, float* out) {
   constexpr int64_t kBytes = BytesOf(kFormat, 32);
-  const NibbleTables tables(kFormat);
+  const NibbleTables tables(kFormat, codebook);
   Largest largest;
   for (int64_t g = 0; g < groups; ++g, codes += kBytes, out += 32) {
     __m256 values[4];
@@ -467,19 +540,19 @@ struct FormatIs {
 
 template <Format kFormat>
 inline bool UnpackOfFormat(const uint8_t* codes, int64_t groups, int64_t block,
-                           Order order, const float* scale, int64_t ahead,
-                           float* out) {
+                           Order order, const float* codebook,
+                           const float* scale, int64_t ahead, float* out) {
   if (!IsPacked(kFormat) && order == Order::kGroups) {
     return block == 16
-               ? UnpackGroups<kFormat, 16, Order::kGroups>(codes, groups, scale,
-                                                           ahead, out)
-               : UnpackGroups<kFormat, 32, Order::kGroups>(codes, groups, scale,
-                                                           ahead, out);
+               ? UnpackGroups<kFormat, 16, Order::kGroups>(
+                     codes, groups, codebook, scale, ahead, out)
+               : UnpackGroups<kFormat, 32, Order::kGroups>(
+                     codes, groups, codebook, scale, ahead, out);
   }
   return block == 16 ? UnpackGroups<kFormat, 16, Order::kNatural>(
-                           codes, groups, scale, ahead, out)
+                           codes, groups, codebook, scale, ahead, out)
                      : UnpackGroups<kFormat, 32, Order::kNatural>(
-                           codes, groups, scale, ahead, out);
+                           codes, groups, codebook, scale, ahead, out);
 }
 
 // Converts values [k0, k0 + count) of a safe row and multiplies them by their
@@ -500,7 +573,8 @@ inline void UnpackRun(const Operand& x, int64_t row, int64_t k0, int64_t count,
     const auto unpack = [&](auto format) {
       constexpr Format kFormat = decltype(format)::kFormat;
       is_done = UnpackOfFormat<kFormat>(codes + BytesOf(kFormat, k0), groups,
-                                        piece, order, scale, ahead, out);
+                                        piece, order, x.codebook, scale,
+                                        ahead, out);
     };
     switch (x.format) {
       case Format::kE4M3: unpack(E4M3()); break;
@@ -509,6 +583,7 @@ inline void UnpackRun(const Operand& x, int64_t row, int64_t k0, int64_t count,
       case Format::kE3M2: unpack(E3M2()); break;
       case Format::kInt8: unpack(FormatIs<Format::kInt8>()); break;
       case Format::kInt4: unpack(FormatIs<Format::kInt4>()); break;
+      case Format::kCodebook: unpack(FormatIs<Format::kCodebook>()); break;
       default: unpack(E2M1());
     }
   }

@@ -41,7 +41,8 @@ _DATA_TYPES: Final = {
 _PACKED: Final = (np.dtype(ml_dtypes.float4_e2m1fn), np.dtype(ml_dtypes.int4))
 _EXECUTE: Final = 3  # XLA_FFI_ExecutionStage
 _BUFFER: Final = 1  # XLA_FFI_ArgType and XLA_FFI_RetType
-_SCALAR: Final = 3  # XLA_FFI_AttrType
+_ARRAY: Final = 1  # XLA_FFI_AttrType
+_SCALAR: Final = 3
 _P: Final = ctypes.c_void_p
 _Function: Final = ctypes.CFUNCTYPE(_P, _P)
 _Task: Final = ctypes.CFUNCTYPE(None, _P)
@@ -62,6 +63,14 @@ class _Buffer(ctypes.Structure):
 
 class _Scalar(ctypes.Structure):
   _fields_: ClassVar = [("dtype", ctypes.c_int), ("value", _P)]
+
+
+class _Array(ctypes.Structure):
+  _fields_: ClassVar = [
+    ("dtype", ctypes.c_int),
+    ("size", ctypes.c_size_t),
+    ("data", _P),
+  ]
 
 
 class _Name(ctypes.Structure):
@@ -166,15 +175,15 @@ def _addresses(items: Sequence[Any]) -> ctypes.Array:
   return (_P * len(items))(*map(ctypes.addressof, items))
 
 
-def _kinds(kind: int, items: Sequence[Any]) -> ctypes.Array:
-  return (ctypes.c_int * len(items))(*[kind] * len(items))
+def _kinds(kinds: Sequence[int]) -> ctypes.Array:
+  return (ctypes.c_int * len(kinds))(*kinds)
 
 
 def call(
   handler: Any,
   arguments: Sequence[Any],
   results: Sequence[Any],
-  attributes: Mapping[str, np.generic],
+  attributes: Mapping[str, np.generic | np.ndarray],
 ) -> list[np.ndarray]:
   """Calls a handler, and returns its results.
 
@@ -182,7 +191,7 @@ def call(
     handler: the ctypes function of the handler's symbol.
     arguments: arrays.
     results: shapes and dtypes of the results.
-    attributes: NumPy scalars by name.
+    attributes: NumPy scalars and vectors by name.
 
   Raises:
     HandlerError: If the handler returns an error.
@@ -193,8 +202,8 @@ def call(
     kept.append((items, _addresses(items)))
     return ctypes.addressof(kept[-1][1])
 
-  def kinds(kind: int, items: Sequence[Any]) -> Any:
-    kept.append(_kinds(kind, items))
+  def kinds(numbers: Sequence[int]) -> Any:
+    kept.append(_kinds(numbers))
     return ctypes.addressof(kept[-1])
 
   def values(arrays: Sequence[tuple[Any, np.ndarray]]) -> Any:
@@ -205,7 +214,7 @@ def call(
       number = _DATA_TYPES[np.dtype(like.dtype)]
       data = (number, stored.ctypes.data, len(dims), ctypes.addressof(dims))
       buffers.append(_sized(_Buffer, *data))
-    types = kinds(_BUFFER, buffers)
+    types = kinds([_BUFFER] * len(buffers))
     return _sized(_Values, len(buffers), types, addresses(buffers))
 
   given = [np.asarray(x) for x in arguments]
@@ -214,12 +223,16 @@ def call(
     found = np.empty(x.shape, x.dtype)
     found.reshape(-1).view(np.uint8)[:] = INVALID_FILL
     filled.append(found)
-  names, scalars = [], []
+  names: list[_Name] = []
+  values_of_names: list[ctypes.Structure] = []
   for name, value in sorted(attributes.items()):
     number = np.array(value)
     kept.append(number)
     names.append(_Name(name.encode(), len(name)))
-    scalars.append(_Scalar(_DATA_TYPES[number.dtype], number.ctypes.data))
+    dtype, data = _DATA_TYPES[number.dtype], number.ctypes.data
+    values_of_names.append(
+      _Array(dtype, number.size, data) if number.ndim else _Scalar(dtype, data)
+    )
   frame = _sized(
     _Frame,
     ctypes.addressof(_api),
@@ -230,9 +243,11 @@ def call(
     _sized(
       _Attributes,
       len(names),
-      kinds(_SCALAR, names),
+      kinds(
+        [_ARRAY if isinstance(x, _Array) else _SCALAR for x in values_of_names]
+      ),
       addresses(names),
-      addresses(scalars),
+      addresses(values_of_names),
     ),
   )
   # XLA does not count the last field, and a handler compares for equality.

@@ -96,7 +96,16 @@ CHECKPOINTS = {
   "int4_128_bf16": (INT4, BF16, 128),
   "mxint8": (INT8, E8M0, 32),
 }
+# Formats of int4 codes that index a codebook. Only dots read them.
+CODEBOOKS = {
+  "nf4": (INT4, F32, 64),
+  "codebook_16": (INT4, E4M3, 16),
+  "codebook_32": (INT4, E8M0, 32),
+  "codebook_48": (INT4, F16, 48),
+}
+CHECKPOINTS |= CODEBOOKS
 FRACTION_BITS = {"mxint8": 6}
+_INTEGERS = np.array([5 * i % 16 - 8 for i in range(16)], np.float32)
 # Dtypes of results.
 FLOATS = tuple(map(np.dtype, (np.float32, BF16, np.float16)))
 # In the order of the handlers' `format` attribute.
@@ -224,7 +233,9 @@ def _handle(name: str, arguments, results, attributes: dict[str, Any]):
   isa = attributes.pop("isa")
   attributes["isa"] = ISA_LEVELS.get(isa, isa)
   attributes = {
-    key: value if isinstance(value, np.generic) else np.int64(value)
+    key: value
+    if isinstance(value, np.generic | np.ndarray)
+    else np.int64(value)
     for key, value in attributes.items()
   }
   arguments = [
@@ -527,8 +538,15 @@ class Side:
     dtype, scale_dtype, block = known.get(format, format)
     self.block = block or max(values.shape[-1], 1)
     self.fraction_bits = FRACTION_BITS.get(format, 0)
-    self.values = values.astype(dtype)
-    exact = np.ldexp(self.values.astype(np.float64), -self.fraction_bits)
+    self.codebook = codebook_of(format)
+    if self.codebook is None:
+      self.values = values.astype(dtype)
+      exact = np.ldexp(self.values.astype(np.float64), -self.fraction_bits)
+    else:
+      distance = np.abs(np.asarray(values)[..., None] - self.codebook)
+      code = np.argmin(distance, -1)
+      self.values = (code - 8).astype(dtype)
+      exact = self.codebook[code].astype(np.float64)
     self.scale = None
     if scale_dtype is not None:
       if np.dtype(scale_dtype).itemsize > 1:
@@ -591,14 +609,26 @@ def gaussians(name, shape, rng, spread=0, packed=False) -> Side:
   return Side(name, values, scale, packed)
 
 
-def operand(side: Side, prefix: str = "") -> dict[str, int]:
+def codebook_of(format) -> np.ndarray | None:
+  """Returns the 16 values of codes -8 to 7 of a format with a codebook."""
+  if format not in CODEBOOKS:
+    return None
+  if format == "nf4":
+    return np.asarray(formats.NF4.codebook, np.float32)
+  return _INTEGERS
+
+
+def operand(side: Side, prefix: str = "") -> dict[str, Any]:
   """Returns the attributes of an operand, which are 0 unless present."""
   numbers = {
     "block_size": side.block,
     "element": side.element,
     "fraction_bits": side.fraction_bits,
   }
-  return {prefix + name: value for name, value in numbers.items() if value}
+  given = {prefix + name: value for name, value in numbers.items() if value}
+  if side.codebook is not None:
+    given[f"{prefix}codebook"] = side.codebook
+  return given
 
 
 def random_scales(scale_dtype, shape, rng, exact=False) -> np.ndarray:

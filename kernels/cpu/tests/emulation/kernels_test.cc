@@ -117,7 +117,7 @@ double ScaleValue(ScaleKind kind, int code) {
 }
 
 int BitCount(Format format) {
-  if (IsInteger(format)) return FactsOf(format).bits;
+  if (IsInteger(format) || IsPacked(format)) return FactsOf(format).bits;
   const Bits bits = BitsOf(format);
   return 1 + bits.exponent + bits.mantissa;
 }
@@ -170,16 +170,28 @@ struct Side {
       const int code = wild ? random->Below(codes) : tame;
       std::memcpy(scale.data() + i * ScaleSize(kind), &code, ScaleSize(kind));
     }
+    // The values of a codebook: -8 to 7 in another order, or any.
+    for (int code = 0; code < 16; ++code) {
+      operand.codebook[code] =
+          any ? static_cast<float>(random->Below(2001) - 1000) / 1001
+              : static_cast<float>(5 * code % 16 - 8);
+    }
     uint32_t integers[2][5];  // codes of 0..4 and of 0..-4
     const uint32_t sign = 1u << (BitCount(format) - 1);
     for (uint32_t i = 0; i < 5; ++i) {
+      if (format == Format::kCodebook) {  // 13 is the inverse of 5
+        integers[0][i] = 13 * (8 + i) % 16;
+        integers[1][i] = 13 * (8 - i) % 16;
+        continue;
+      }
       integers[0][i] = IsInteger(format) ? i : Nearest(format, i);
       integers[1][i] =
           IsInteger(format) ? (2 * sign - i) % (2 * sign) : integers[0][i] | sign;
     }
     double decoded[256];
     for (uint32_t code = 0; code < 256; ++code) {
-      decoded[code] = Value(format, code);
+      decoded[code] = format == Format::kCodebook ? operand.codebook[code % 16]
+                                                  : Value(format, code);
     }
     for (int64_t i = 0; i < rows * k; ++i) {
       const int magnitude = random->Below(5);
@@ -249,8 +261,12 @@ int DotFailures(const Kernels& kernels, bool any, Random* random) {
   static constexpr int kSizes[] = {2,   16,  30,  32,  48,  64,   96,
                                    126, 130, 512, 514, 544, 1024, 1058};
   ScaleKind lhs_kind, rhs_kind;
-  const Format lhs_format = RandomFormat(&lhs_kind, random);
-  const Format rhs_format = RandomFormat(&rhs_kind, random);
+  Format lhs_format = RandomFormat(&lhs_kind, random);
+  Format rhs_format = RandomFormat(&rhs_kind, random);
+  // At most one operand has a codebook.
+  const int codebook = random->Below(10);
+  if (codebook == 0) lhs_format = Format::kCodebook;
+  if (codebook == 1) rhs_format = Format::kCodebook;
   const int64_t batch = 1 + random->Below(2);
   const int64_t m = random->Of(kRows), n = random->Of(kColumns);
   const int64_t k = random->Of(kSizes);
