@@ -181,7 +181,7 @@ class Dots(calls.Walker):
   def follow(self, primitive: Any, args: Sequence[Any], out: Any) -> None:
     """Records what an operation that moves elements, or adds some, returns."""
     self.known.follow(primitive, args, out)
-    if self.results and self.results.get(args[0]) is not None:
+    if self.results and any(self.results.get(x) is not None for x in args):
       for x in out if primitive.multiple_results else [out]:
         self.note_result(x)
 

@@ -45,6 +45,12 @@ def biased_mlp(params, x, bias=None):
   return (jax.nn.silu(gate) * up) @ params["down"]
 
 
+def bias_first_mlp(params, x):
+  bias = jnp.ones(HIDDEN)
+  gate, up = (bias + x @ params[name] for name in ("gate", "up"))
+  return (jax.nn.silu(gate) * up) @ params["down"]
+
+
 def ungated_mlp(params, x, activation=jax.nn.relu):
   h = x @ params["gate"] + jnp.ones(HIDDEN)
   return activation(h) @ params["down"]
@@ -163,6 +169,7 @@ class FusedGradientsTest(parameterized.TestCase):
       "constant bias": jax.grad(
         loss_of(fused(functools.partial(biased_mlp, bias=jnp.ones(HIDDEN))))
       ),
+      "constant bias first": jax.grad(loss_of(fused(bias_first_mlp))),
       "grad inside": fused(jax.grad(loss_of(gated_mlp))),
       "jit": jax.grad(loss_of(fused(jax.jit(gated_mlp)))),
       "checkpoint": jax.grad(loss_of(fused(jax.checkpoint(gated_mlp)))),
