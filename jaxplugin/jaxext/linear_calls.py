@@ -191,7 +191,7 @@ def _transpose(g, *args, function, num_linear, jaxpr):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Mapped(Linear):
+class Mapped(Linear):
   """The `vmap` of a linear function, and of its transpose.
 
   Attributes:
@@ -249,7 +249,7 @@ def _batch(args, dims, *, function, num_linear, jaxpr):
   size = next(
     x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None
   )
-  mapped = _Mapped(
+  mapped = Mapped(
     function=function,
     linear_dims=tuple(dims[:num_linear]),
     constant_dims=tuple(dims[num_linear:]),

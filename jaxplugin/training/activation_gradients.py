@@ -172,23 +172,20 @@ def call_of(g: Any) -> prologues.PrologueCall | None:
   Returns None for another array. Conversions of floats and reshapes of rows may
   come after the call. Also returns None if another operation has read g, such
   as the sum that is the gradient of a bias: then g is computed anyway, and a
-  prologue would compute it again.
+  prologue would compute it again. The call's arrays are in the `vmap`s of g.
   """
-  shape = np.shape(g)
-  after = None
-  if binding_private.staged(g) is not g:  # e.g. an array inside of a vmap
+  x = binding_private.below_vmaps(g)
+  if x is None:
     return None
-  while (made := binding_private.maker(g)) is not None:
+  shape, after = np.shape(x), None
+  while (made := binding_private.maker(x)) is not None:
     eqn, _ = made
-    if any(user is not after for user in binding_private.users(g)):
+    if any(user is not after for user in binding_private.users(x)):
       return None
-    (x, *_), name = eqn.in_tracers, eqn.primitive.name
     if eqn.primitive is linear_calls.linear_call_p:
-      function = eqn.params["function"]
-      if not isinstance(function, _Gradient):
-        return None
-      linear, *constants = eqn.in_tracers
-      return function.call([linear], constants).canonical(shape)
+      call = _call_of_all(eqn.params["function"], eqn.in_tracers)
+      return call and _mapped_as(g, call.canonical(shape))
+    (x, *_), name = eqn.in_tracers, eqn.primitive.name
     is_conversion = name == "convert_element_type" and jnp.issubdtype(
       x.dtype, jnp.floating
     )
@@ -197,5 +194,38 @@ def call_of(g: Any) -> prologues.PrologueCall | None:
     )
     if not is_same:
       return None
-    g, after = x, eqn
+    after = eqn
   return None
+
+
+def _call_of_all(
+  function: linear_calls.Linear, arrays: Arrays
+) -> prologues.PrologueCall | None:
+  """Returns the call of a gradient, or of `vmap`s of one; or None.
+
+  Each `vmap` must map the first dimension of all arrays except the bias.
+  """
+  linear, *constants = arrays
+  mapped = []
+  while isinstance(function, linear_calls.Mapped):
+    mapped.append((*function.linear_dims, *function.constant_dims))
+    function = function.function
+  if not isinstance(function, _Gradient):
+    return None
+  names = ("cotangent", "x", *function.prologue.operands[:-1])
+  dims = tuple(None if name == "bias" else 0 for name in names)
+  if any(each != dims for each in mapped):
+    return None
+  return function.call([linear], constants)
+
+
+def _mapped_as(
+  g: jax.Array, call: prologues.PrologueCall
+) -> prologues.PrologueCall:
+  """Returns a call of values below all transformations, in the `vmap`s of g."""
+  x = binding_private.mapped_as(g, call.x)
+  more = {
+    name: binding_private.mapped_as(g, a) if name in prologues.OF_X else a
+    for name, a in call.more.items()
+  }
+  return dataclasses.replace(call, x=x, more=more)

@@ -336,13 +336,52 @@ class FusedGradientsTest(parameterized.TestCase):
     # The gradient of gate is a sum.
     self.assertEqual(found(jax.grad(fused(read)), params, x), ["up"])
     self.assertEmpty(found(jax.grad(fused(twice)), params, x))
-    step = jax.grad(loss_of(jax.vmap(fused(gated_mlp), (None, 0))))
+    # The last entry of a map is not one of rows.
+    step = jax.grad(loss_of(jax.vmap(fused(gated_mlp), (None, 1), 1)))
     self.assertEmpty(found(step, params, x))
     recipe = dataclasses.replace(
       jp.training.NVFP4_RECIPE, stochastic_rounding=False
     )
     step = jax.grad(loss_of(fused(gated_mlp, recipe)))
     self.assertEmpty(found(step, params, x))
+
+  def test_gradients_under_vmap_have_the_bits_of_those_without(self):
+    params, x = arrays()
+    each = functools.partial(jax.tree.map, lambda a: jnp.stack([a, a]))
+
+    def of_each(fn, params, x):  # maps the weights too
+      return jax.vmap(fused(fn))(each(params), x)
+
+    forms = {
+      "outside": lambda fn: jax.vmap(fused(fn), (None, 0)),
+      "inside": lambda fn: fused(jax.vmap(fn, (None, 0))),
+      "weights": lambda fn: functools.partial(of_each, fn),
+      "halves of rows": lambda fn: (
+        lambda p, x: jax.vmap(jax.vmap(fused(fn), (None, 0)), (None, 0))(
+          p, x.reshape(2, 2, 32, -1)
+        ).reshape(x.shape)
+      ),
+    }
+    # The number of gradients.
+    functions = {gated_mlp: 2, biased_mlp: 2, ungated_mlp: 1, halves_mlp: 1}
+    steps = {
+      (fn, name): jax.grad(loss_of(form(fn)), 1)
+      for fn in functions
+      for name, form in {"": fused, **forms}.items()
+    }
+
+    @jax.jit
+    def run(params, x):
+      return {str(key): step(params, x) for key, step in steps.items()}
+
+    # Kernels round the sigmoid otherwise.
+    with targets.use_target(quantization_lowerings.OPERATIONS):
+      results = run(params, x)
+    for (fn, name), step in steps.items():
+      with self.subTest(f"{fn.__name__}, {name}"):
+        self.assertLen(found(step, params, x), functions[fn])
+        plain = results[str((fn, ""))]
+        np.testing.assert_array_equal(results[str((fn, name))], plain)
 
   def test_second_derivative_of_a_quantized_gradient_is_an_error(self):
     params, x = arrays()

@@ -297,6 +297,13 @@ def staged(x: Any) -> Any:
   return None
 
 
+def below_vmaps(x: Any) -> Any:
+  """Returns `staged(x)` if x is only mapped by first dimensions, else None."""
+  while isinstance(x, batching.BatchTracer) and x.batch_dim == 0:
+    x = x.val
+  return x if isinstance(x, partial_eval.DynamicJaxprTracer) else None
+
+
 def mapped_as(x: Any, value: Any) -> Any:
   """Returns a value below all transformations as one in the `vmap`s of x.
 
