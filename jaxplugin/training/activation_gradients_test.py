@@ -156,8 +156,9 @@ class FusedGradientsTest(parameterized.TestCase):
       body = lambda x, p: (gated_mlp(p, x) + x, None)
       return jax.lax.scan(body, x, stack)[0]
 
-    gelu = functools.partial(ungated_mlp, activation=jax.nn.gelu)
-    for fn in (ungated_mlp, gelu):
+    exact = functools.partial(jax.nn.gelu, approximate=False)
+    for activation in (jax.nn.relu, jax.nn.gelu, exact, jp.nn.silu, jp.nn.gelu):
+      fn = functools.partial(ungated_mlp, activation=activation)
       for step in (
         jax.grad(loss_of(fused(fn))),
         fused(jax.grad(loss_of(fn))),
