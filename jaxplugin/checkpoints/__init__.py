@@ -18,7 +18,6 @@ from jaxplugin.checkpoints.compressed_tensors import (
 )
 from jaxplugin.checkpoints.conversions import from_comfyui as from_comfyui
 from jaxplugin.checkpoints.conversions import from_deepseek as from_deepseek
-from jaxplugin.checkpoints.conversions import from_gpt_oss as from_gpt_oss
 from jaxplugin.checkpoints.conversions import from_modelopt as from_modelopt
 from jaxplugin.checkpoints.errors import CheckpointError as CheckpointError
 from jaxplugin.checkpoints.errors import LayoutWarning as LayoutWarning
@@ -32,6 +31,7 @@ from jaxplugin.checkpoints.layouts import OPEN_LAYOUTS as OPEN_LAYOUTS
 from jaxplugin.checkpoints.layouts import WRITTEN_FORMATS as WRITTEN_FORMATS
 from jaxplugin.checkpoints.layouts import WRITTEN_LAYOUTS as WRITTEN_LAYOUTS
 from jaxplugin.checkpoints.layouts import activation_scale as activation_scale
+from jaxplugin.checkpoints.layouts import from_gpt_oss as from_gpt_oss
 from jaxplugin.checkpoints.loading import Checkpoint as Checkpoint
 from jaxplugin.checkpoints.loading import load as load
 from jaxplugin.checkpoints.mlx import from_mlx as from_mlx

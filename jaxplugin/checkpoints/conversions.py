@@ -1,27 +1,24 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions of other tools' tensors to `ScaledArray`s.
+"""Conversions of the layouts of `named_scales.py` to `ScaledArray`s.
 
-Most results are views of the bytes. In all of these layouts values and scale
-factors lie along k, the last dimension, except in some experts of ModelOpt. FP4
-has two values a byte. NumPy arrays give views; JAX's are bitcast.
+Most results are views of the bytes. Values and scale factors lie along k, the
+last dimension, except in some experts of ModelOpt. FP4 has two values a byte.
+NumPy arrays give views; JAX's are bitcast.
 
-Sources: NVIDIA Model Optimizer's unified Hugging Face export; the weights of
-openai/gpt-oss; OCP MX v1.0, section 5; comfy-kitchen's `float_utils.py` and
-`tensor/nvfp4.py` at 7d86acf, with ComfyUI's `ops.py`; `inference/convert.py` of
-DeepSeek-V4.
+Sources: NVIDIA Model Optimizer's unified Hugging Face export; comfy-kitchen's
+`float_utils.py` and `tensor/nvfp4.py` at 7d86acf, with ComfyUI's `ops.py`;
+`inference/convert.py` of DeepSeek-V4.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any
 
 from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.checkpoints import assembly
 from jaxplugin.core import formats
-
-_GPT_OSS_BYTES: Final = formats.MXFP4.block_size // 2  # of a block
 
 
 def from_modelopt(
@@ -250,59 +247,3 @@ def deepseek_format(who: str, weight: Any, scale: Any) -> formats.BlockFormat:
     f" {assembly.brief(weight)} and"
     f" {assembly.brief(scale)}"
   )
-
-
-def from_gpt_oss(blocks: Any, scales: Any) -> scaled_array.ScaledArray:
-  """Converts expert weights of gpt-oss: MXFP4, for `ragged_dot`.
-
-  The numbers are::
-
-    weight[e, i, j] = ldexp(value[e, i, j], scales[e, i, j // 32] - 127)
-
-  The first weight of an expert has interleaved rows of gate and up, for
-  `ragged_dot(..., activation="swigluoai")`.
-
-  Args:
-    blocks: uint8[..., n, k / 32, 16], the low nibble first.
-    scales: uint8[..., n, k / 32], E8M0.
-
-  Returns:
-    A `ScaledArray` of views, [..., n, k].
-
-  Raises:
-    TypeError: If a dtype or a shape differs.
-
-  Source: the weights of openai/gpt-oss.
-
-  Example:
-    >>> import numpy as np
-    >>> import jaxplugin as jp
-    >>> blocks = np.full((4, 32, 2, 16), 0x22, np.uint8)  # E2M1's 0010 is 1
-    >>> scales = np.full((4, 32, 2), 127, np.uint8)  # 2^0
-    >>> experts = jp.checkpoints.from_gpt_oss(blocks, scales)
-    >>> print(experts.format, experts.shape, jp.dequantize(experts)[0, 0, 0])
-    mxfp4 (4, 32, 64) 1.0
-  """
-  who = "checkpoints.from_gpt_oss"
-  assembly.require_arrays(who, {"blocks": blocks, "scales": scales})
-  require_gpt_oss(who, blocks, scales)
-  values = blocks.reshape(*blocks.shape[:-2], math.prod(blocks.shape[-2:]))
-  return assembly.assemble(formats.MXFP4, values, scales)
-
-
-def require_gpt_oss(who: str, blocks: Any, scales: Any) -> None:
-  """Raises TypeError unless blocks and scales are those that gpt-oss has."""
-  is_right = (
-    len(blocks.shape) >= 3
-    and blocks.shape[-1] == _GPT_OSS_BYTES
-    and tuple(blocks.shape[:-1]) == tuple(scales.shape)
-    and scales.shape[-1] > 0
-    and blocks.dtype == formats.PACKED
-    and scales.dtype in (formats.PACKED, formats.E8M0)
-  )
-  if not is_right:
-    raise TypeError(
-      f"{who}: blocks must be uint8[..., n, k / 32, {_GPT_OSS_BYTES}] and"
-      f" scales uint8[..., n, k / 32], got {assembly.brief(blocks)} and"
-      f" {assembly.brief(scales)}"
-    )

@@ -7,11 +7,13 @@ functions that only this layout needs, here or in a module of the tool, such as
 `bitsandbytes.py`. `entries.py` has the steps that layouts share, and
 `assembly.py` computes with the arrays of a weight.
 
-Source of gpt-oss' configuration: `Mxfp4Config` of transformers 5.
+Sources of gpt-oss: the weights of openai/gpt-oss; OCP MX v1.0, section 5;
+`Mxfp4Config` of transformers 5.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import jax
@@ -22,7 +24,6 @@ from jaxplugin.checkpoints import (
   assembly,
   bitsandbytes,
   compressed_tensors,
-  conversions,
   entries,
   gguf_blocks,
   mlx,
@@ -36,10 +37,67 @@ from jaxplugin.core import formats
 
 # Names of Hugging Face, and the original ones.
 _GPT_OSS_SUFFIXES: Final = (("_blocks", "_scales"), (".blocks", ".scales"))
+_GPT_OSS_BYTES: Final = formats.MXFP4.block_size // 2  # of a block
 _SCALE_WHO: Final = "checkpoints.activation_scale"
 
 
 # gpt-oss.
+
+
+def from_gpt_oss(blocks: Any, scales: Any) -> scaled_array.ScaledArray:
+  """Converts expert weights of gpt-oss: MXFP4, for `ragged_dot`.
+
+  The numbers are::
+
+    weight[e, i, j] = ldexp(value[e, i, j], scales[e, i, j // 32] - 127)
+
+  The first weight of an expert has interleaved rows of gate and up, for
+  `ragged_dot(..., activation="swigluoai")`.
+
+  Args:
+    blocks: uint8[..., n, k / 32, 16], the low nibble first.
+    scales: uint8[..., n, k / 32], E8M0.
+
+  Returns:
+    A `ScaledArray` of views, [..., n, k].
+
+  Raises:
+    TypeError: If a dtype or a shape differs.
+
+  Source: the weights of openai/gpt-oss.
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> blocks = np.full((4, 32, 2, 16), 0x22, np.uint8)  # E2M1's 0010 is 1
+    >>> scales = np.full((4, 32, 2), 127, np.uint8)  # 2^0
+    >>> experts = jp.checkpoints.from_gpt_oss(blocks, scales)
+    >>> print(experts.format, experts.shape, jp.dequantize(experts)[0, 0, 0])
+    mxfp4 (4, 32, 64) 1.0
+  """
+  who = "checkpoints.from_gpt_oss"
+  assembly.require_arrays(who, {"blocks": blocks, "scales": scales})
+  _require_gpt_oss(who, blocks, scales)
+  values = blocks.reshape(*blocks.shape[:-2], math.prod(blocks.shape[-2:]))
+  return assembly.assemble(formats.MXFP4, values, scales)
+
+
+def _require_gpt_oss(who: str, blocks: Any, scales: Any) -> None:
+  """Raises TypeError unless blocks and scales are those that gpt-oss has."""
+  is_right = (
+    len(blocks.shape) >= 3
+    and blocks.shape[-1] == _GPT_OSS_BYTES
+    and tuple(blocks.shape[:-1]) == tuple(scales.shape)
+    and scales.shape[-1] > 0
+    and blocks.dtype == formats.PACKED
+    and scales.dtype in (formats.PACKED, formats.E8M0)
+  )
+  if not is_right:
+    raise TypeError(
+      f"{who}: blocks must be uint8[..., n, k / 32, {_GPT_OSS_BYTES}] and"
+      f" scales uint8[..., n, k / 32], got {assembly.brief(blocks)} and"
+      f" {assembly.brief(scales)}"
+    )
 
 
 def _recognize_gpt_oss(
@@ -56,10 +114,10 @@ def _recognize_gpt_oss(
     if scales is None and len(blocks.shape) > 2:
       contents.part(blocks, name)  # raises an error that names it
     if scales is not None and scales.dtype == formats.PACKED:
-      conversions.require_gpt_oss(entries.WHO, blocks, scales)
+      _require_gpt_oss(entries.WHO, blocks, scales)
       format = formats.MXFP4
       return entries.entry(
-        *("gpt-oss", format, conversions.from_gpt_oss, (blocks, scales)),
+        *("gpt-oss", format, from_gpt_oss, (blocks, scales)),
         name=base,
         shape=(*scales.shape[:-1], scales.shape[-1] * format.block_size),
       )
