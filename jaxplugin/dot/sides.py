@@ -155,7 +155,7 @@ class Side:
   @property
   def comes_as_words(self) -> bool:
     """Whether values are uint32 words of interleaved FP4 (`interleaving`)."""
-    return self.format is not None and (self.values.dtype == interleaving.WORDS)
+    return self.format is not None and self.values.dtype == interleaving.WORDS
 
   @property
   def exact_in_bf16(self) -> bool:
@@ -256,7 +256,7 @@ class Side:
     last, rows = self.ndim - 1, self.ndim - 2
     axis = (
       rows
-      if last not in self.contracting and (rows in self.contracting)
+      if last not in self.contracting and rows in self.contracting
       else last
     )
     other = rows if axis == last else last

@@ -174,7 +174,7 @@ def explain(
     )
   # A forced implementation is checked for this target while tracing.
   chosen = (
-    contextlib.nullcontext() if target is None else (targets.use_target(target))
+    contextlib.nullcontext() if target is None else targets.use_target(target)
   )
   with chosen, sites_lib.recording() as record:
     jaxpr = _traced(fn, args, kwargs)

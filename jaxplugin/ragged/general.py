@@ -141,9 +141,7 @@ def contract(
   if sharding is None:
     call = _with_global_scale(call)
     return (
-      ragged_api.bind(call)
-      if out is None
-      else (ragged_api.quantized(call, out))
+      ragged_api.bind(call) if out is None else ragged_api.quantized(call, out)
     )
   product = lambda *arrays: ragged_api.bind(
     _with_global_scale(call_of(*arrays))

@@ -93,7 +93,7 @@ def align(
   moved = (
     jnp.take(x, source, axis=0, mode="clip")
     if num_rows != 0
-    else (jnp.zeros((total, *x.shape[1:]), x.dtype))
+    else jnp.zeros((total, *x.shape[1:]), x.dtype)
   )
   is_row = is_row.reshape(total, *(1,) * (x.ndim - 1))
   return jnp.where(is_row, moved, jnp.zeros((), x.dtype)), sizes

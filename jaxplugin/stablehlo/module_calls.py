@@ -140,7 +140,7 @@ def call_name(operation: Any) -> str | None:
   name = module_parsing.string(operation.attributes[attribute])
   is_composite = operation.name == "stablehlo.composite"
   return (
-    name if name in _ARITY and is_composite == (name == SCALED_DOT) else (None)
+    name if name in _ARITY and is_composite == (name == SCALED_DOT) else None
   )
 
 
