@@ -3,10 +3,10 @@
 """`block_scaled_dot`: its rules, backends, derivatives and sharding.
 
 `api` binds `primitive.block_scaled_dot_p` to the arguments that `arguments`
-converts and `checks` checks. The lowering calls `backends.choose`, which picks
-a backend for the target and records why the others are refused. `offsets` adds
-the zero points or minima of an operand. `reference` computes the results that
-tests expect.
+checks. The lowering calls `backends.choose`, which picks a backend for the
+target and records why the others are refused. `offsets` adds the zero points or
+minima of an operand.
+`reference` computes the results that tests expect.
 """
 
 from jaxplugin.dot.api import block_scaled_dot as block_scaled_dot

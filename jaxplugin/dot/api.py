@@ -16,7 +16,6 @@ from jaxplugin.dot import (
   arguments,
   backends,
   calls,
-  checks,
   epilogue,
   guards,
   offsets,
@@ -156,16 +155,16 @@ def block_scaled_dot(
   call = calls.DotCall(
     lhs=lhs_side,
     rhs=rhs_side,
-    preferred_element_type=checks.result_dtype(preferred_element_type),
-    highest_precision=checks.canonical_precision(precision),
-    fastest_precision=checks.is_fastest(precision),
+    preferred_element_type=calls.result_dtype(preferred_element_type),
+    highest_precision=calls.canonical_precision(precision),
+    fastest_precision=calls.is_fastest(precision),
     activation=activation,
     implementation=implementation,
     padded_scales=block_size is not None,
     overlay=resolution.overlay(),
-    reduce_dtype=checks.parts_dtype(reduce_dtype),
+    reduce_dtype=calls.parts_dtype(reduce_dtype),
   )
-  checks.validate_sides(call)
+  calls.validate_sides(call)
   if out_sharding is not None:
     asked = sharding.asked_sharding(call, out_sharding)
     call = call.replace(out_sharding=asked)
@@ -216,7 +215,7 @@ def _straight_through(
     if name == "global_scale" and x is not None:
       x = arguments.as_global_scale(x)
     arrays.append(x if x is None else arguments.array(name, x))
-  numbers = checks.canonical_dimension_numbers(
+  numbers = calls.canonical_dimension_numbers(
     dimension_numbers, arrays[0].ndim, arrays[1].ndim
   )
   leaves, tree = jax.tree.flatten(straight_through.DotArrays(*arrays))
@@ -226,7 +225,7 @@ def _straight_through(
         block_scaled_dot, dimension_numbers=numbers, **options
       ),
       dimension_numbers=numbers,
-      dtype=checks.result_dtype(preferred_element_type),
+      dtype=calls.result_dtype(preferred_element_type),
       activation=activation,
     ),
     # Outside `dot`'s custom JVP, so that tangents vary over the same mesh axes
@@ -245,7 +244,7 @@ def _with_epilogue(
     scales.append(arguments.as_global_scale(global_scale))
   factor, power = epilogue.product(scales)
   if factor is not None:
-    checks.validate_global_scale(factor, shape)
+    calls.validate_global_scale(factor, shape)
   if bias is not None:
     bias = arguments.epilogue_operand("bias", bias)
     bias = _expand_bias(bias, shape, len(call.rhs.free))
@@ -302,7 +301,7 @@ def _matmul(lhs: Any, rhs: Any) -> jax.Array:
   lhs_k, rhs_k = lhs.ndim - 1, max(rhs.ndim - 2, 0)
   if lhs.shape[lhs_k] != rhs.shape[rhs_k]:
     names = ("the left side", "the right side")
-    remedy = checks.sizes_remedy(lhs, rhs, (lhs_k, rhs_k), names=names)
+    remedy = calls.sizes_remedy(lhs, rhs, (lhs_k, rhs_k), names=names)
     raise TypeError(
       f"{_AT}: the last size of the left side must equal the second to last"
       " size of the right side, got"

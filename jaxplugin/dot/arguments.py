@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxplugin.arrays import layouts, scaled_array, validation
 from jaxplugin.core import error_context, formats
-from jaxplugin.dot import checks, sides
+from jaxplugin.dot import calls, sides
 from jaxplugin.jaxext import jax_private
 
 _I32: Final = np.iinfo(np.int32)
@@ -33,7 +33,7 @@ def sides_of(
 ) -> tuple[sides.Side, sides.Side]:
   """Returns the sides of `block_scaled_dot`, whose arguments these are.
 
-  `checks.validate_sides` checks their shapes.
+  `calls.validate_sides` checks their shapes.
 
   Raises:
     TypeError: If an operand is not an array or its format is unknown, the
@@ -41,7 +41,7 @@ def sides_of(
     ValueError: If `block_size` is not that of the formats.
   """
   both = side_of("lhs", lhs, lhs_scale), side_of("rhs", rhs, rhs_scale)
-  contracting, batch = checks.canonical_dimension_numbers(
+  contracting, batch = calls.canonical_dimension_numbers(
     dimension_numbers, both[0].ndim, both[1].ndim
   )
   result = []
@@ -202,8 +202,8 @@ def _with_axis(side: sides.Side, padded: bool) -> sides.Side:
   """Infers the side's blocked dimension from the shapes, if it is not set."""
   if side.format is None or side.axis is not None or side.format.is_square:
     return side
-  checks.validate_values(side)
-  checks.validate_scale_rank(side)
+  calls.validate_values(side)
+  calls.validate_scale_rank(side)
   values, scale, name = side.values, side.scale, side.name
 
   def fits(side: sides.Side) -> bool:

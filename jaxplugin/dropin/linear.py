@@ -24,7 +24,7 @@ from jax import lax
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
-from jaxplugin.dot import checks, problems, sides
+from jaxplugin.dot import calls, problems, sides
 from jaxplugin.dot.backends import cpu
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import alternatives, primitive
@@ -182,7 +182,7 @@ def _validate_sizes(lhs: Any, rhs: Any) -> None:
   if rhs.ndim == 3:
     kernel = "jnp.swapaxes(kernels, 1, 2) for kernels (layers, k, n)"
   verb = "quantize" if isinstance(rhs, scaled_array.ScaledArray) else "pass"
-  remedy = checks.sizes_remedy(
+  remedy = calls.sizes_remedy(
     *(lhs, rhs, (lhs.ndim - 1, rhs.ndim - 1)),
     names=("x", "w_q"),
     transposed=f"weights are (n, k): {verb} {kernel}",

@@ -23,7 +23,7 @@ from jax import lax
 
 from jaxplugin import dot, quantization
 from jaxplugin.core import blocking, error_context, formats
-from jaxplugin.dot import backends, checks, derivatives, sides
+from jaxplugin.dot import backends, calls, derivatives, sides
 from jaxplugin.dropin import nn_operands
 from jaxplugin.jaxext import tangents
 
@@ -375,7 +375,7 @@ def _backward(recipe: _Recipe, residuals: Any, g: jax.Array) -> Any:
       (operands[0], gradient, None),
       (operands[1], format, operands[2]),
       numbers,
-      dtype if dtype in checks.RESULT_DTYPES else jnp.float32,
+      dtype if dtype in calls.RESULT_DTYPES else jnp.float32,
       recipe.implementation,
     )
 

@@ -16,7 +16,8 @@ from jax import lax
 
 from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.core import error_context, formats
-from jaxplugin.dot import arguments, checks, epilogue, guards, offsets, sides
+from jaxplugin.dot import arguments, epilogue, guards, offsets, sides
+from jaxplugin.dot import calls as dot_calls
 from jaxplugin.dot import straight_through as dot_straight_through
 from jaxplugin.operation import alternatives, choice
 from jaxplugin.operation import primitive as operation_primitive
@@ -113,9 +114,9 @@ def ragged_dot(
       )
     options: dict[str, Any] = {
       "activation": activation,
-      "preferred_element_type": checks.result_dtype(preferred_element_type),
+      "preferred_element_type": dot_calls.result_dtype(preferred_element_type),
       "precision": precision,
-      "reduce_dtype": checks.parts_dtype(reduce_dtype),
+      "reduce_dtype": dot_calls.parts_dtype(reduce_dtype),
       "implementation": implementation,
     }
     source = None
@@ -339,7 +340,7 @@ def across_blocks(
     lhs=sides.Side(name="lhs", values=lhs, contracting=(1,)),
     rhs=_with_bytes(rhs_side, rhs).replace(contracting=(1,)),
     group_sizes=arguments.integers("group_sizes", group_sizes),
-    preferred_element_type=checks.result_dtype(preferred_element_type),
+    preferred_element_type=dot_calls.result_dtype(preferred_element_type),
     overlay=resolution.overlay(),
   )
   arguments.reject_negative_scale(call.rhs)
@@ -374,12 +375,12 @@ def _call(
     lhs=lhs_side,
     rhs=rhs_side,
     group_sizes=group_sizes,
-    preferred_element_type=checks.result_dtype(preferred_element_type),
-    fastest_precision=checks.is_fastest(precision),
+    preferred_element_type=dot_calls.result_dtype(preferred_element_type),
+    fastest_precision=dot_calls.is_fastest(precision),
     activation=activation,
     implementation=implementation,
     overlay=resolution.overlay(),
-    reduce_dtype=checks.parts_dtype(reduce_dtype),
+    reduce_dtype=dot_calls.parts_dtype(reduce_dtype),
   )
   calls.validate(call)
   calls.validate_activation(activation, call.columns)

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
-from jaxplugin.dot import arguments, checks, epilogue, sides
+from jaxplugin.dot import arguments, epilogue, sides
+from jaxplugin.dot import calls as dot_calls
 from jaxplugin.operation import choice
 from jaxplugin.quantization import out_format as out_format_lib
 from jaxplugin.ragged import api as ragged_api
@@ -103,7 +104,7 @@ def ragged_dot_general(
       "out_sharding": out_sharding,
     }
     if order.is_contraction:
-      checks.canonical_precision(precision)
+      dot_calls.canonical_precision(precision)
       out = None
       if out_format is not None:
         out = out_format_lib.OutFormat.of_matmul(
@@ -235,10 +236,12 @@ class Order:
         " jax.lax.RaggedDotDimensionNumbers, got"
         f" {error_context.shown(numbers)}"
       )
-    dims = checks.canonical_dimension_numbers(
+    dims = dot_calls.canonical_dimension_numbers(
       numbers.dot_dimension_numbers, lhs.ndim, rhs.ndim
     )
-    checks.validate_dimension_numbers(sides.who(), dims, lhs.shape, rhs.shape)
+    dot_calls.validate_dimension_numbers(
+      sides.who(), dims, lhs.shape, rhs.shape
+    )
     (lhs_k, rhs_k), (lhs_batch, _) = dims
     ragged = _in_range("lhs_ragged", numbers.lhs_ragged_dimensions, lhs.ndim)
     group = _in_range("rhs_group", numbers.rhs_group_dimensions, rhs.ndim)
@@ -331,17 +334,17 @@ def _call(
     lhs=lhs_side,
     rhs=rhs_side,
     group_sizes=group_sizes,
-    preferred_element_type=checks.result_dtype(preferred_element_type),
+    preferred_element_type=dot_calls.result_dtype(preferred_element_type),
     implementation=implementation,
     overlay=resolution.overlay(),
-    reduce_dtype=checks.parts_dtype(reduce_dtype),
+    reduce_dtype=dot_calls.parts_dtype(reduce_dtype),
   )
 
 
 def _side(name: str, operand: Any) -> sides.Side:
   """Returns a checked side [m, columns], contracted along m."""
   side = arguments.side_of(name, operand).replace(contracting=(0,))
-  checks.validate_values(side)
+  dot_calls.validate_values(side)
   if side.format is None:
     return side
   if side.axis not in (None, 0):
@@ -350,7 +353,7 @@ def _side(name: str, operand: Any) -> sides.Side:
       " dimension, got blocks along the other dimension; quantize it along m"
     )
   side = side.replace(axis=0).in_rows()
-  checks.validate_scale(side)
+  dot_calls.validate_scale(side)
   arguments.reject_negative_scale(side)
   return side
 

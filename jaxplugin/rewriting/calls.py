@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.dot import checks
+from jaxplugin.dot import calls
 from jaxplugin.jaxext import jax_private, program
 from jaxplugin.jaxext.tracing import binding_private, interception_private
 from jaxplugin.training import products
@@ -549,7 +549,7 @@ def unsupported(dtype: np.dtype, precision: Any = None) -> str:
     dtype: of the result.
     precision: parameter of `dot_general`.
   """
-  if dtype not in checks.RESULT_DTYPES:
+  if dtype not in calls.RESULT_DTYPES:
     return f"the result is {dtype.name}, not float32, bfloat16 or float16"
   if precision is not None and not isinstance(
     precision, (str, tuple, lax.Precision)

@@ -16,7 +16,8 @@ import numpy as np
 from jax.extend import core as extend_core
 
 from jaxplugin.core import formats, parameter_names
-from jaxplugin.dot import checks, sides
+from jaxplugin.dot import calls as dot_calls
+from jaxplugin.dot import sides
 from jaxplugin.jaxext import jax_private, program
 from jaxplugin.rewriting import calls, ragged_dots, sources
 from jaxplugin.training import api as training
@@ -216,7 +217,7 @@ def _dimension_numbers(
   if operation == RAGGED:
     groups = tuple(map(int, numbers.rhs_group_dimensions))
     numbers = numbers.dot_dimension_numbers
-  contracting, (lhs_batch, rhs_batch) = checks.canonical_dimension_numbers(
+  contracting, (lhs_batch, rhs_batch) = dot_calls.canonical_dimension_numbers(
     numbers, lhs.ndim, rhs.ndim
   )
   return contracting, (lhs_batch, (*rhs_batch, *groups))

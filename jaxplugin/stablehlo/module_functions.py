@@ -21,7 +21,7 @@ from jaxlib.mlir import ir
 from jaxplugin import dot, quantization
 from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.core import formats, targets
-from jaxplugin.dot import backends, checks, primitive, problems, sides
+from jaxplugin.dot import backends, calls, primitive, problems, sides
 from jaxplugin.dropin import nn_operands, nn_scaled
 from jaxplugin.operation import choice
 from jaxplugin.stablehlo import module_calls, module_parsing, modules
@@ -353,7 +353,7 @@ def _repeated(
 
 def _result_dtype(call: module_calls.ModuleCall) -> np.dtype:
   dtype = call.results[0].dtype
-  if dtype not in checks.RESULT_DTYPES:
+  if dtype not in calls.RESULT_DTYPES:
     raise TypeError(
       f"its result must be float32, bfloat16 or float16, got {dtype}"
     )

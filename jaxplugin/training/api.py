@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jaxplugin import dot, quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context, formats
-from jaxplugin.dot import backends, checks, sides
+from jaxplugin.dot import backends, calls, sides
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.quantization import arguments
 from jaxplugin.training import gradients, products, quantized_operand, recipes
@@ -98,7 +98,7 @@ def dot_general(
   """
   with error_context.in_function("dot_general"):
     backends.validate_name(implementation)
-    reduce_dtype = checks.parts_dtype(reduce_dtype)
+    reduce_dtype = calls.parts_dtype(reduce_dtype)
   for name, format in (("lhs_format", lhs_format), ("rhs_format", rhs_format)):
     _refuse_array(name, format)
   given = {
@@ -149,15 +149,15 @@ class QuantizedDotGeneral:
     given = lhs, rhs
     lhs, rhs = _operand("lhs", lhs), _operand("rhs", rhs)
     with error_context.in_function("dot_general"):
-      numbers = checks.canonical_dimension_numbers(
+      numbers = calls.canonical_dimension_numbers(
         dimension_numbers, lhs.ndim, rhs.ndim
       )
-      checks.canonical_precision(precision)
-    checks.validate_dimension_numbers(
+      calls.canonical_precision(precision)
+    calls.validate_dimension_numbers(
       "dot_general", numbers, lhs.shape, rhs.shape
     )
     if preferred_element_type is None:
-      preferred_element_type = checks.product_dtype(lhs.dtype, rhs.dtype)
+      preferred_element_type = calls.product_dtype(lhs.dtype, rhs.dtype)
     result_dtype = formats.as_dtype(preferred_element_type)
     if result_dtype is None:
       raise TypeError(

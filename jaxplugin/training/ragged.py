@@ -19,7 +19,8 @@ from jax.sharding import NamedSharding
 from jaxplugin import dot
 from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.dot import arguments as dot_arguments
-from jaxplugin.dot import checks, derivatives, sides
+from jaxplugin.dot import calls as dot_calls
+from jaxplugin.dot import derivatives, sides
 from jaxplugin.operation import choice
 from jaxplugin.ragged import api as ragged_api
 from jaxplugin.ragged import backends, calls, general, groups, primitive
@@ -129,14 +130,14 @@ def ragged_dot_general(
     group_sizes = dot_arguments.integers("group_sizes", group_sizes)
     calls.validate_groups(group_sizes, weights.shape[0])
     if preferred_element_type is None:
-      preferred_element_type = checks.product_dtype(lhs.dtype, weights.dtype)
-    dtype = checks.result_dtype(preferred_element_type)
+      preferred_element_type = dot_calls.product_dtype(lhs.dtype, weights.dtype)
+    dtype = dot_calls.result_dtype(preferred_element_type)
     scheme = products.Scheme(
       recipe=recipe,
       weight="rhs",
       implementation=implementation,
       who=sides.who(),
-      reduce_dtype=checks.parts_dtype(reduce_dtype),
+      reduce_dtype=dot_calls.parts_dtype(reduce_dtype),
     )
     key_data, key_impl = products.data_of_key(scheme, key)
     setting = _Setting(scheme=scheme, dtype=dtype, key_impl=key_impl)
