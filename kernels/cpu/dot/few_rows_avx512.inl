@@ -408,23 +408,35 @@ JAXPLUGIN_ALWAYS_INLINE constexpr bool MagnitudesAreSmall(Format format) {
   return IsPacked(format) && format != Format::kCodebook;
 }
 
+// The position of each value of a unit of floats, for weights with codes of 8
+// bits and of 4 bits.
+struct FloatPositions {
+  uint8_t of[2][kUnit];
+
+  constexpr FloatPositions() : of{} {
+    for (int is_packed = 0; is_packed < 2; ++is_packed) {
+      const int pairs = is_packed ? 4 : 2;  // bf16 vectors of a vector
+      for (int v = 0; v < kUnit; ++v) {
+        const int word = WordOf(is_packed ? Order::kNibble : Order::kByte, v);
+        const int part = word % 2 * pairs + word / 32 % pairs;
+        const int vector = word / 32 / pairs;
+        of[is_packed][v] = static_cast<uint8_t>(
+            (vector * 2 * pairs + part) * 16 + word % 32 / 2);
+      }
+    }
+  }
+};
+constexpr FloatPositions kFloatPositions;
+
 // Stores rows of floats, or of values times their scales, in the order in which
 // codes are decoded.
 struct FloatRows {
-  uint8_t position[kUnit];  // of each value of a unit
+  const uint8_t* position;
   uint32_t too_large;
 
   explicit FloatRows(Format weights)
-      : too_large((127u + (MagnitudesAreSmall(weights) ? 38 : 25)) << 23) {
-    const int pairs = IsPacked(weights) ? 4 : 2;  // bf16 vectors of a vector
-    for (int v = 0; v < kUnit; ++v) {
-      const int word = WordOf(NativeOrder(weights), v);
-      const int part = word % 2 * pairs + word / 32 % pairs;
-      const int vector = word / 32 / pairs;
-      position[v] = static_cast<uint8_t>((vector * 2 * pairs + part) * 16 +
-                                         word % 32 / 2);
-    }
-  }
+      : position(kFloatPositions.of[IsPacked(weights)]),
+        too_large((127u + (MagnitudesAreSmall(weights) ? 38 : 25)) << 23) {}
 
   // Returns false if a float is out of range and not 0, NaN or Inf.
   bool Pack(const Operand& x, int64_t row, int64_t padded, float* out) const {

@@ -29,7 +29,7 @@ JAXPLUGIN_ALWAYS_INLINE Order NativeOrder(Format format) {
 }
 
 // Returns the index of the word that holds value v, among 128 words of a unit.
-inline int WordOf(Order order, int v) {
+constexpr int WordOf(Order order, int v) {
   switch (order) {
     case Order::kByte:
       return (v / 64 * 2 + v % 16 / 8) * 32 + v % 64 / 16 * 8 + v % 8;

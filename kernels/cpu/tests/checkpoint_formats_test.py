@@ -183,10 +183,13 @@ class CheckpointFormatsTest(parameterized.TestCase):
     )
     testing.assert_exact(lhs, rhs, isa=isa)
 
-  @testing.each(name=("int8_row", "int4_32", "mxint8"), m=(1, 20))
-  def test_blocks_of_the_most_negative_integer_are_not_zero(self, name, m, isa):
+  @testing.each(
+    name=("int8_row", "int4_32", "mxint8", "codebook_32"), m=(1, 20)
+  )
+  def test_blocks_of_one_integer_are_not_zero(self, name, m, isa):
+    """It is the most negative one, or a codebook's entry of the code 0."""
     values = np.zeros((1, 9, 96))
-    values[0, 3] = -8 if name == "int4_32" else -128
+    values[0, 3] = {"int4_32": -8, "codebook_32": 3}.get(name, -128)
     is_e8m0 = CHECKPOINTS[name][1] == testing.E8M0
     columns = 1 if name == "int8_row" else 3
     scale = np.full((1, 9, columns), 127.0 if is_e8m0 else 1)

@@ -105,7 +105,7 @@ CODEBOOKS = {
 }
 CHECKPOINTS |= CODEBOOKS
 FRACTION_BITS = {"mxint8": 6}
-_INTEGERS = np.array([5 * i % 16 - 8 for i in range(16)], np.float32)
+_INTEGERS = np.array([(5 * i + 3) % 16 - 8 for i in range(16)], np.float32)
 # Dtypes of results.
 FLOATS = tuple(map(np.dtype, (np.float32, BF16, np.float16)))
 # In the order of the handlers' `format` attribute.
