@@ -158,16 +158,20 @@ Matrix Random(const Kind& kind, int64_t rows, int64_t k, uint32_t seed) {
 }
 
 Operand Describe(const Kind& kind, const Matrix& x, int64_t rows, int64_t k) {
-  return {kind.values,
-          kind.scale,
-          x.values.data(),
-          x.scale.data(),
-          rows,
-          k,
-          RowBytes(kind, k),
-          kind.block == 0 ? k : kind.block,
-          ScaleColumns(kind, k),
-          0};
+  Operand out = {kind.values,
+                 kind.scale,
+                 x.values.data(),
+                 x.scale.data(),
+                 rows,
+                 k,
+                 RowBytes(kind, k),
+                 kind.block == 0 ? k : kind.block,
+                 ScaleColumns(kind, k),
+                 0};
+  for (int i = 0; i < 16; ++i) {
+    out.codebook[i] = static_cast<float>(2 * i - 15) / 15;
+  }
+  return out;
 }
 
 // Formats that the dot reads and quantize does not write.
@@ -180,6 +184,7 @@ constexpr QuantizedFacts kCheckpoints[] = {
     {"int4_32", Format::kInt4, ScaleKind::kF16, 32, false},
     {"int4_128", Format::kInt4, ScaleKind::kF16, 128, false},
     {"mxint8", Format::kInt8, ScaleKind::kE8M0, 32, false},
+    {"nf4", Format::kCodebook, ScaleKind::kF32, 64, false},
 };
 
 // Returns the kind of a name. If there is none, the result's name is null.
