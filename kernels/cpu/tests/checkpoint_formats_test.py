@@ -183,13 +183,19 @@ class CheckpointFormatsTest(parameterized.TestCase):
     )
     testing.assert_exact(lhs, rhs, isa=isa)
 
-  @testing.each(
-    name=("int8_row", "int4_32", "mxint8", "codebook_32"), m=(1, 20)
-  )
-  def test_blocks_of_one_integer_are_not_zero(self, name, m, isa):
-    """It is the most negative one, or a codebook's entry of the code 0."""
+  @testing.each(m=(1, 20))
+  def test_blocks_of_the_code_zero_of_a_codebook_are_not_zero(self, m, isa):
+    values, scale = np.zeros((1, 9, 96)), np.full((1, 9, 3), 127.0)
+    values[0, 3], scale[0, 3] = 3, 227  # 2^100
+    rhs = testing.Side("codebook_32", values, scale)
+    self.assertFalse(rhs.values[0, 3].any())
+    lhs = testing.constant("f32", (1, m, 96), 2.0**-100)
+    testing.assert_exact(lhs, rhs, isa=isa)
+
+  @testing.each(name=("int8_row", "int4_32", "mxint8"), m=(1, 20))
+  def test_blocks_of_the_most_negative_integer_are_not_zero(self, name, m, isa):
     values = np.zeros((1, 9, 96))
-    values[0, 3] = {"int4_32": -8, "codebook_32": 3}.get(name, -128)
+    values[0, 3] = -8 if name == "int4_32" else -128
     is_e8m0 = CHECKPOINTS[name][1] == testing.E8M0
     columns = 1 if name == "int8_row" else 3
     scale = np.full((1, 9, columns), 127.0 if is_e8m0 else 1)
