@@ -4,6 +4,7 @@
 
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -190,7 +191,9 @@ class VariableTest(absltest.TestCase):
     self.assertEqual(line["level"], level)
 
   def test_other_value_is_an_error(self):
-    self.assertRegex(
-      run("verbose").stderr,
-      "ValueError: jaxplugin: JAXPLUGIN_LOG must be one of .* got 'verbose'",
-    )
+    message = "JAXPLUGIN_LOG must be one of .* got 'verbose'"
+    with (
+      mock.patch.dict(os.environ, {"JAXPLUGIN_LOG": "verbose"}),
+      self.assertRaisesRegex(ValueError, f"^jaxplugin: {message}"),
+    ):
+      logs.configure.__wrapped__()
