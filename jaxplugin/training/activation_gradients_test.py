@@ -363,26 +363,38 @@ class FusedGradientsTest(parameterized.TestCase):
         ).reshape(x.shape)
       ),
     }
-    # The number of gradients.
-    functions = {gated_mlp: 2, biased_mlp: 2, ungated_mlp: 1, halves_mlp: 1}
-    steps = {
-      (fn, name): jax.grad(loss_of(form(fn)), 1)
-      for fn in functions
-      for name, form in {"": fused, **forms}.items()
+    # The number of gradients, and forms whose values are compared.
+    functions = {
+      gated_mlp: (2, [*forms]),
+      biased_mlp: (2, ["weights", "halves of rows"]),
+      ungated_mlp: (1, ["inside", "weights"]),
+      halves_mlp: (1, ["outside", "halves of rows"]),
     }
+
+    def gradient(fn, form):
+      return jax.grad(loss_of(form(fn)), 1)
 
     @jax.jit
     def run(params, x):
-      return {str(key): step(params, x) for key, step in steps.items()}
+      return {
+        fn.__name__: [
+          gradient(fn, form)(params, x)
+          for form in (fused, *(forms[name] for name in names))
+        ]
+        for fn, (_, names) in functions.items()
+      }
 
     # Kernels round the sigmoid otherwise.
     with targets.use_target(quantization_lowerings.OPERATIONS):
       results = run(params, x)
-    for (fn, name), step in steps.items():
-      with self.subTest(f"{fn.__name__}, {name}"):
-        self.assertLen(found(step, params, x), functions[fn])
-        plain = results[str((fn, ""))]
-        np.testing.assert_array_equal(results[str((fn, name))], plain)
+    for fn, (number, names) in functions.items():
+      for name, form in forms.items():
+        with self.subTest(f"{fn.__name__}, {name}"):
+          self.assertLen(found(gradient(fn, form), params, x), number)
+      plain, *others = results[fn.__name__]
+      for name, other in zip(names, others, strict=True):
+        with self.subTest(f"bits of {fn.__name__}, {name}"):
+          np.testing.assert_array_equal(other, plain)
 
   def test_second_derivative_of_a_quantized_gradient_is_an_error(self):
     params, x = arrays()
