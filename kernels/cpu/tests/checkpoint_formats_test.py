@@ -82,10 +82,17 @@ class CheckpointFormatsTest(parameterized.TestCase):
       bound = testing.DOT_ERROR if m < 5 else testing.LARGE_DOT_ERROR
       testing.assert_within(call(lhs, rhs, isa=isa), lhs, rhs, bound)
 
-  @testing.each(name=("int8_row", "int8_32", "int4_32", "int4_128", "mxint8"))
+  @testing.each(
+    name=(
+      *("int8_row", "int8_32", "int4_32", "int4_128", "mxint8"),
+      *("nf4", "codebook_48"),
+    )
+  )
   def test_every_code_is_read(self, name, isa):
     count = 256 if CHECKPOINTS[name][0] == testing.INT8 else 16
-    codes = np.arange(count) - count // 2
+    codes = testing.codebook_of(name)
+    if codes is None:
+      codes = np.arange(count) - count // 2
     values = np.tile(codes, 256 // count * 3)[None, None]
     block = CHECKPOINTS[name][2] or values.size
     scale_dtype = CHECKPOINTS[name][1]
