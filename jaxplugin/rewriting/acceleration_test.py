@@ -396,7 +396,7 @@ class SemanticsTest(parameterized.TestCase):
     exact, _ = contract.dot(
       lhs.astype(np.float64), rhs.astype(np.float64), NT_3D
     )
-    contract.assert_exact(function(lhs, rhs), exact, contract.F32)
+    contract.assert_exact(jax.jit(function)(lhs, rhs), exact, contract.F32)
     self.assertEqual(count(function, lhs, rhs)[OURS], 1)
 
   def test_jitted_function_called_before_is_accelerated_all_the_same(self):
