@@ -18,7 +18,6 @@ DeepSeek-V3 technical report (arXiv 2412.19437), section 3.3.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import ml_dtypes
@@ -119,8 +118,9 @@ class BlockFormat:
     code_offset: codes are stored values plus this number. It is 0 for signed
       codes. Unsigned codes have 8 for int4 and 128 for int8, and need an
       offset_dtype.
-    codebook: None, or 16 f32 numbers. An int4 value is then
-      codebook[stored + 8] * scale, and scales are as for `offset_dtype`.
+    codebook: None, or 16 f32 numbers, each 0 or of a magnitude from 2**-126 to
+      2**126. An int4 value is then codebook[stored + 8] * scale, and scales are
+      as for `offset_dtype`.
 
   Raises:
     TypeError: If a dtype is not listed above.
@@ -204,24 +204,28 @@ class BlockFormat:
 
   def _validate_codebook(self) -> None:
     given: Any = self.codebook
-    if not isinstance(given, Sequence) or isinstance(given, str):
+    try:
+      if isinstance(given, str):
+        raise TypeError
+      entries = tuple(map(float, given))
+    except (TypeError, ValueError):
       raise TypeError(
         "BlockFormat: codebook must be None or a sequence of 16 floats, got"
         f" {error_context.shown(given)}"
-      )
-    entries = tuple(map(float, given))
+      ) from None
     object.__setattr__(self, "codebook", entries)
-    with np.errstate(over="ignore"):
-      are_f32 = all(
-        np.isfinite(x) and float(np.float32(x)) == x for x in entries
-      )
+    # XLA takes subnormal numbers for 0, and `quantize` adds two entries.
+    are_f32 = all(
+      x == 0 or (2.0**-126 <= abs(x) <= 2.0**126 and float(np.float32(x)) == x)
+      for x in entries
+    )
     if (
       len(entries) != 1 << formats.INT4.bits or not are_f32 or not any(entries)
     ):
       raise ValueError(
-        "BlockFormat: codebook must have 16 finite numbers that f32 holds, not"
-        f" all of them 0, got {list(entries)} for {self.name}. Round them with"
-        " numpy.float32"
+        "BlockFormat: codebook must have 16 finite numbers that f32 holds, each"
+        " 0 or of a magnitude from 2**-126 to 2**126, not all of them 0, got"
+        f" {list(entries)} for {self.name}. Round them with numpy.float32"
       )
     if (
       self.values_dtype != INT4
