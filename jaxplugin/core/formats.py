@@ -18,6 +18,7 @@ DeepSeek-V3 technical report (arXiv 2412.19437), section 3.3.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import ml_dtypes
@@ -205,7 +206,7 @@ class BlockFormat:
   def _validate_codebook(self) -> None:
     given: Any = self.codebook
     try:
-      if isinstance(given, str):
+      if not isinstance(given, Sequence) or isinstance(given, str):
         raise TypeError
       entries = tuple(map(float, given))
     except (TypeError, ValueError):
