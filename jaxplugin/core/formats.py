@@ -226,7 +226,8 @@ class BlockFormat:
       raise ValueError(
         "BlockFormat: codebook must have 16 finite numbers that f32 holds, each"
         " 0 or of a magnitude from 2**-126 to 2**126, not all of them 0, got"
-        f" {list(entries)} for {self.name}. Round them with numpy.float32"
+        f" {list(entries)} for {self.name}. Round them with numpy.float32, or"
+        " move a common factor to the scales"
       )
     if (
       self.values_dtype != INT4
