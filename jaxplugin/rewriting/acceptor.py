@@ -219,9 +219,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     scopes = sites.scope_names()
 
     def make(inner: Sequence[Any]) -> Acceptor:
-      acceptor = self._child(scopes)
-      # The function may close over known values.
-      acceptor._products, acceptor._weights = self._products, self._weights
+      acceptor = self._closure(scopes)
       inner = calls.own_args(primitive.name, index, inner, len(args))
       for x, product in zip(inner, known, strict=False):
         if product is not None and len(product.factors) == 1:
@@ -250,9 +248,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     scopes = sites.scope_names()
 
     def start(inner: Sequence[Any]) -> tuple[Acceptor, list[Any]]:
-      acceptor = self._child(scopes)
-      # The function may close over known values.
-      acceptor._products, acceptor._weights = self._products, self._weights
+      acceptor = self._closure(scopes)
       parts = iter(jax.tree.unflatten(structure, inner[: len(leaves)]))
       rest = iter(inner[len(leaves) :])
       return acceptor, [
@@ -307,6 +303,12 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     is_reset = sites.scope_names() != scopes
     prefix = (*self._prefix, *(scopes if is_reset else ()))
     return Acceptor(self._options, self.outcome, prefix, self._source)
+
+  def _closure(self, scopes: list[str]) -> Acceptor:
+    """Returns `_child` of a function that may close over known values."""
+    child = self._child(scopes)
+    child._products, child._weights = self._products, self._weights
+    return child
 
   def warn(self, name: str, args: Sequence[Any], reason: str) -> None:
     """Warns that an operation dequantizes the weights among its arguments."""
@@ -432,25 +434,13 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     result = binding_private.abstract_result(primitive, args, params)
     origins = list(map(self._origin, args[:2]))
     site = sites.make(
-      primitive.name, args, params, result, origins, self._prefix
+      primitive.name, args, params, result, origins, self._prefix, self._source
     )
-    if found.call is None:
-      note = found.reason
-    elif not note:
-      specs = [_spec(x, format)]
-      note = operands.prologue_refusal(specs, x.shape)
-      if not note and not options.fuse_activations:
-        note = f"pass fuse_activations=True to {WHO}"
-    chain = sites.Chain(
-      name=found.name,
-      dot=site.description,
-      layer=site.name,
-      source=self._source or site.source,
-      is_fused=not note,
-      note=note,
-      variable=binding_private.identity(x),
-    )
-    sites.record_chain(chain)
+    note = found.reason or note
+    note = note or operands.prologue_refusal([_spec(x, format)], x.shape)
+    if not note and not options.fuse_activations:
+      note = f"pass fuse_activations=True to {WHO}"
+    sites.record_chain(found.before(site, note, is_fused=not note, x=x))
     return None if note else found.call
 
   def _product(

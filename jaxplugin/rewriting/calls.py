@@ -504,11 +504,6 @@ RULES: Final = {
 FOLLOWED: Final = frozenset({*RULES, _CUSTOM_VMAP})
 
 
-def next_trip(extra: Sequence[Any]) -> list[Any]:
-  """Returns the number of the next trip of a `while`, from all `Extra`s."""
-  return [extra[-1] + np.uint32(1)]  # a `while` has no slices
-
-
 # A `jvp` also takes tangents, and the residuals of a `bwd` may be anything.
 _JVP: Final = ("custom_jvp_call", 1)
 _BACKWARD: Final = ("custom_vjp_call", 2)

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import numpy as np
 from jax.extend import core as extend_core
 
 from jaxplugin.core import error_context
@@ -133,7 +134,9 @@ class Dots(calls.Walker):
     origins: Sequence[sources.Origin | None],
   ) -> Any:
     result = binding_private.abstract_result(primitive, args, params)
-    site = self._site(primitive, args, params, result, origins)
+    site = sites_lib.make(
+      primitive.name, args, params, result, origins, self.prefix, self.source
+    )
     origin = sites_lib.input_of(origins)
     recipe, implementation = None, self.transform.implementation
     reason = sites_lib.impossible(site, args, params, result, implementation)
@@ -246,34 +249,25 @@ class Dots(calls.Walker):
     found = patterns.find(args[index])
     if found is None:
       return given, None
-    note = found.reason
+    x, note, in_training = args[index], found.reason, ""
     if reason:
       note = f"the matmul is not quantized: {reason}"
-    is_fused = not note and self.transform.fuse_activations
-    if found.call is not None and not reason:
-      refusal, in_training = sites_lib.prologue_refusals(
+    if not note:
+      note, in_training = sites_lib.prologue_refusals(
         site, (args[0], args[1]), params
       )
-      is_fused &= not refusal
-      if refusal:
-        note = refusal
-      elif not is_fused:
-        note = f"pass fuse_activations=True to {_WHO}"
-      elif in_training:
+    if not note and not is_fusing:
+      note = f"pass fuse_activations=True to {_WHO}"
+    is_fused = not note
+    if is_fused:
+      assert found.call is not None  # there is no reason
+      y = x
+      if in_training:
         note = f"{sites_lib.NOT_IN_TRAINING}{in_training}"
-    if is_fused and found.call is not None:
-      y = args[index] if note else self._attached(args[index], found)
+      else:
+        y = self._attached(x, found)
       given[index] = quantized_operand.Produced(y, found.call)
-    chain = sites_lib.Chain(
-      name=found.name,
-      dot=site.description,
-      layer=site.name,
-      source=site.source,
-      is_fused=is_fused,
-      note=note,
-      variable=binding_private.identity(args[index]),
-    )
-    return given, chain
+    return given, found.before(site, note, is_fused=is_fused, x=x)
 
   def _evaluated(
     self,
@@ -294,19 +288,6 @@ class Dots(calls.Walker):
     rewriter = Rewriter(inside, list(zip(args, origins, strict=True)))
     return interception_private.evaluate(jaxpr, args, rewriter)
 
-  def _site(
-    self,
-    primitive: Any,
-    args: Sequence[Any],
-    params: dict[str, Any],
-    result: Any,
-    origins: Sequence[sources.Origin | None],
-  ) -> sites_lib.Site:
-    site = sites_lib.make(
-      primitive.name, args, params, result, origins, self.prefix
-    )
-    return dataclasses.replace(site, source=self.source or site.source)
-
   def _leave_inside(self, primitive: Any, params: dict[str, Any]) -> None:
     """Records the matmuls inside an operation that `quantize_dots` skips."""
     reason = f"it is inside {primitive.name}, which {_WHO} does not enter"
@@ -314,15 +295,16 @@ class Dots(calls.Walker):
       for operation in program.operations(jaxpr):
         eqn = operation.eqn
         if eqn.primitive.name in sites_lib.PRODUCTS:
-          site = self._site(
-            eqn.primitive,
+          site = sites_lib.make(
+            eqn.primitive.name,
             [v.aval for v in eqn.invars],
             eqn.params,
             eqn.outvars[0].aval,
             (None, None),
+            self.prefix,
+            operation.source or self.source,
           )
-          source = operation.source or site.source
-          left = dataclasses.replace(site, source=source, reason=reason)
+          left = dataclasses.replace(site, reason=reason)
           flow = program.ControlFlow(
             trips=operation.trips, is_conditional=operation.is_conditional
           )
@@ -498,7 +480,8 @@ def _rewritten(
       count=dots.number - number,
       outcomes=dots.known.outcomes(),
     )
-    return calls.next_trip(values) if returns_trip else []
+    # The number of the trip comes last, because a `while` has no slices.
+    return [values[-1] + np.uint32(1)] if returns_trip else []
 
   new, consts = extra.trace(jaxpr, start, finish)
   return _Rewritten(jaxpr=new, consts=consts, **rewritten)

@@ -107,6 +107,20 @@ class Found:
   seen: frozenset[int] = frozenset()
   has_custom_derivative: bool = False
 
+  def before(
+    self, site: sites.Site, note: str, *, is_fused: bool = False, x: Any = None
+  ) -> sites.Chain:
+    """Returns the record of this before a matmul, whose activations are x."""
+    return sites.Chain(
+      name=self.name,
+      dot=site.description,
+      layer=site.name,
+      source=site.source,
+      is_fused=is_fused,
+      note=note,
+      variable=None if x is None else binding_private.identity(x),
+    )
+
 
 def find(x: Any) -> Found | None:
   """Returns the norm or activation that computes a traced value.
@@ -196,14 +210,8 @@ def record_outside(
         (origins[id(other)], None),
         prefix,
       )
-      chain = sites.Chain(
-        name=found.name,
-        dot=site.description,
-        layer=site.name,
-        source=site.source,
-        note=f"the matmul is inside {name}, and {found.name} is not",
-      )
-      sites.record_chain(chain)
+      note = f"the matmul is inside {name}, and {found.name} is not"
+      sites.record_chain(found.before(site, note))
 
 
 _WEIGHTS: Final = (
@@ -314,12 +322,20 @@ class _Value(NamedTuple):
 
 
 class _Operation(NamedTuple):
-  """An operation, and which of its results is meant."""
+  """The operation that computed a value.
+
+  Attributes:
+    name: its name; "" if no operation of the trace computed the value.
+    params, operands: its parameters and operands.
+    result: which of its results the value is.
+    value: the value.
+  """
 
   name: str
   params: dict[str, Any]
   operands: tuple[_Value, ...]
   result: int
+  value: _Value
 
 
 # A factor of a product: "input" or the kind of a root, and its value.
@@ -340,8 +356,8 @@ class _Matcher:
 
   # Values.
 
-  def _made(self, value: _Value) -> _Operation | None:
-    """Returns the operation that computed a value, inside of calls; or None."""
+  def _made(self, value: _Value) -> _Operation:
+    """Returns the operation that computed a value, inside of calls."""
     while True:
       atom, function = value
       if function is None:
@@ -350,7 +366,7 @@ class _Matcher:
       else:
         made = function.maker(atom)
       if made is None:
-        return None
+        return _Operation("", {}, (), 0, value)
       eqn, index = made
       if eqn.primitive.name in calls.CUSTOM_RULES:
         self.has_custom_derivative |= not any(
@@ -363,33 +379,34 @@ class _Matcher:
         operands = [function.value(v) for v in eqn.invars]
       if eqn.primitive.name not in _CALLS:
         name, params = eqn.primitive.name, eqn.params
-        return _Operation(name, params, tuple(operands), index)
+        return _Operation(name, params, tuple(operands), index, value)
       jaxprs = list(program.jaxprs_of(tuple(eqn.params.values())))
       if len(jaxprs) != 1 or len(jaxprs[0].invars) != len(operands):
-        return None
+        return _Operation("", {}, (), 0, value)
       key = id(eqn), id(function)
       if key not in self._functions:
         self._functions[key] = eqn, _Function(jaxprs[0], operands)
       value = self._functions[key][1].value(jaxprs[0].outvars[index])
       if eqn.primitive.name == "jit" and binding_private.is_placed(eqn.params):
-        return _Operation(_CONSTRAINT, {}, (value,), index)
+        return _Operation(_CONSTRAINT, {}, (value,), index, value)
 
   def _bare(self, value: _Value) -> _Value:
     """Returns the value before conversions that do not round, and copies."""
-    while (made := self._made(value)) is not None:
-      name, _, operands, _ = made
-      is_same = name in _SAME or (
-        name == _CONVERT and _is_widened(operands[0].dtype, value.dtype)
+    while True:
+      made = self._made(value)
+      is_same = made.name in _SAME or (
+        made.name == _CONVERT
+        and _is_widened(made.operands[0].dtype, value.dtype)
       )
       if not is_same and not self._adds_nothing(made):
-        break
-      value = operands[0]
-    return value
+        return value
+      value = made.operands[0]
 
-  def _operation(self, value: _Value) -> tuple[_Value, _Operation] | None:
-    """Returns the operation before conversions of floats, and its result."""
-    while (made := self._made(value)) is not None:
-      name, _, operands, _ = made
+  def _operation(self, value: _Value) -> _Operation:
+    """Returns the operation that computed a value before it was converted."""
+    while True:
+      made = self._made(value)
+      name, operands = made.name, made.operands
       if (
         name == "select_n" and (which := self._number(operands[0])) is not None
       ):
@@ -401,8 +418,7 @@ class _Matcher:
       ):
         value = operands[0]
       else:
-        return value, made
-    return None
+        return made
 
   def before_layout(self, value: _Value) -> tuple[_Value, bool]:
     """Returns a value before its rows are reshaped, and whether it is sharded.
@@ -410,26 +426,26 @@ class _Matcher:
     The second result is whether a sharding constraint is applied to it.
     """
     is_constrained = False
-    while (made := self._operation(value)) is not None:
-      (_, (name, _, operands, _)), shape = made, made[0].shape
-      if name == _CONSTRAINT:
+    while True:
+      made = self._operation(value)
+      if made.name == _CONSTRAINT:
         is_constrained = True
-      elif name != "reshape" or operands[0].shape[-1:] != shape[-1:]:
-        break
-      value = operands[0]
-    return value, is_constrained
+      elif (
+        made.name != "reshape"
+        or made.operands[0].shape[-1:] != made.value.shape[-1:]
+      ):
+        return value, is_constrained
+      value = made.operands[0]
 
   def _operands(self, value: _Value, name: str) -> tuple[_Value, ...] | None:
     """Returns the operands if an operation of this name computes a value."""
     made = self._operation(value)
-    return made[1].operands if made and made[1].name == name else None
+    return made.operands if made.name == name else None
 
   def _adds_nothing(self, made: _Operation) -> bool:
     if made.name == "mul":  # a norm does not depend on this factor
       factor = self._made(self._narrow(made.operands[1]))
-      return factor is not None and (
-        factor.params.get("name") == prologues.FACTOR_IN_RANGE
-      )
+      return factor.params.get("name") == prologues.FACTOR_IN_RANGE
     return made.name == "sub" and self._number(made.operands[1]) == 0
 
   def _number(self, value: _Value, depth: int = _DEPTH) -> float | None:
@@ -439,7 +455,7 @@ class _Matcher:
     if isinstance(atom, (bool, int, float)) or hasattr(atom, "dtype"):
       return float(np.asarray(atom)) if np.ndim(atom) == 0 else None
     made = self._made(value)
-    if made is None or depth == 0:
+    if depth == 0:
       return None
     if made.name in (_CONVERT, "broadcast_in_dim", "reshape", *_SAME):
       return self._number(made.operands[0], depth - 1)
@@ -454,11 +470,10 @@ class _Matcher:
     a, b = self._bare(a), self._bare(b)
     if a.key() == b.key():
       return True
-    one, other = self._operation(a), self._operation(b)
-    if depth == 0 or one is None or other is None:
+    first, second = self._operation(a), self._operation(b)
+    if depth == 0 or not first.name or not second.name:
       number = self._number(a)
       return number is not None and number == self._number(b)
-    first, second = one[1], other[1]
     return (
       first.name == second.name
       and first.name in _COMPARED
@@ -477,9 +492,7 @@ class _Matcher:
     what = ""
     for _ in range(_DEPTH):
       made = self._operation(value)
-      if made is None:
-        break
-      name, _, operands, _ = made[1]
+      name, operands = made.name, made.operands
       if name in _MOVING:
         what, value = what or f"a {_MOVING[name]}", operands[0]
         continue
@@ -517,9 +530,7 @@ class _Matcher:
   def _root(self, value: _Value) -> tuple[str, _Value] | None:
     """Returns the function that marks a pattern, and its argument, or None."""
     made = self._operation(self._narrow(value))
-    if made is None:
-      return None
-    name, _, operands, _ = made[1]
+    name, operands = made.name, made.operands
     if name in ("rsqrt", "logistic", "erfc"):
       return name, operands[0]
     if name == "pow" and self._number(operands[1]) == -0.5:
@@ -544,8 +555,8 @@ class _Matcher:
     made = self._operation(value)
     if root is not None:
       yield root
-    elif made is not None and depth:
-      name, _, operands, _ = made[1]
+    elif depth:
+      name, operands = made.name, made.operands
       if name == "div" and (
         inner := self._operands(self._narrow(operands[1]), "sqrt")
       ):
@@ -576,10 +587,10 @@ class _Matcher:
     if (root := self._root(value)) is not None:
       return 1.0, [root], True
     made = self._operation(value)
-    if made is not None and made[1].name in ("mul", "div") and depth:
-      name, _, (a, b), _ = made[1]
+    if made.name in ("mul", "div") and depth:
+      a, b = made.operands
       factor, factors, is_found = self._factors(a, is_input, depth - 1)
-      if name == "div":
+      if made.name == "div":
         inner = self._operands(self._narrow(b), "sqrt")
         number = self._number(b)
         if inner is not None:
@@ -613,20 +624,20 @@ class _Matcher:
   def _mean(self, value: _Value) -> _Value | None:
     """Returns the operand of a mean over the last dimension, or None."""
     made = self._operation(self._narrow(value))
-    if made is None or made[1].name not in ("div", "mul"):
+    name, operands = made.name, made.operands
+    if name not in ("div", "mul"):
       return None
-    name, _, operands, _ = made[1]
     pairs = [operands] if name == "div" else [operands, operands[::-1]]
     for total, count in pairs:
       number = self._number(count)
       summed = self._operation(self._narrow(total))
-      if not number or summed is None:
+      if not number:
         continue
-      if summed[1].name == "transpose":
+      if summed.name == "transpose":
         raise _NotMatchedError(f"the rows of its mean are moved; {_MAPPED}")
-      if summed[1].name == "reduce_sum":
-        (x,) = summed[1].operands
-        axes = list(map(int, summed[1].params["axes"]))
+      if summed.name == "reduce_sum":
+        (x,) = summed.operands
+        axes = list(map(int, summed.params["axes"]))
         if axes != [len(x.shape) - 1]:
           raise _NotMatchedError(
             f"its mean is over dimensions {axes} of {list(x.shape)}, not only"
@@ -642,32 +653,24 @@ class _Matcher:
 
   def _narrow(self, value: _Value) -> _Value:
     """Returns one number a row before it is repeated along the last axis."""
-    while (made := self._operation(value)) is not None:
-      x, shape = made[1].operands[0], made[0].shape
-      if made[1].name == "broadcast_in_dim":
-        dims = tuple(made[1].params["broadcast_dimensions"])
-        is_row = dims == tuple(range(len(x.shape)))
-      elif made[1].name == "reshape":
-        is_row = True
-      else:
-        break
+    while True:
+      made = self._operation(value)
+      if made.name not in ("broadcast_in_dim", "reshape"):
+        return value
+      x, shape = made.operands[0], made.value.shape
+      dims = made.params.get("broadcast_dimensions", range(len(x.shape)))
       is_single = x.shape in (shape[:-1], (*shape[:-1], 1))
-      if not is_row or not is_single:
-        break
+      if [*dims] != [*range(len(x.shape))] or not is_single:
+        return value
       value = x
-    return value
 
   def _row(self, value: _Value, size: Any) -> _Value | None:
     """Returns a value [..., size] before it is repeated for each row."""
     value = self._bare(value)
-    while (made := self._made(value)) is not None:
-      x = made.operands[0] if made.operands else value
-      if made.name == "broadcast_in_dim":
-        dims = made.params["broadcast_dimensions"]
-        is_last = bool(dims) and dims[-1] == len(value.shape) - 1
-      else:
-        is_last = made.name == "reshape"
-      if not is_last or x.shape[-1:] != (size,):
+    while (made := self._made(value)).name in ("broadcast_in_dim", "reshape"):
+      x, last = made.operands[0], len(value.shape) - 1
+      dims = made.params.get("broadcast_dimensions", (last,))
+      if tuple(dims[-1:]) != (last,) or x.shape[-1:] != (size,):
         break
       value = self._bare(x)
     return (
@@ -760,13 +763,15 @@ class _Matcher:
 
   def _square(self, value: _Value) -> _Value | None:
     made = self._operation(value)
-    if made is None:
-      return None
-    name, params, operands, _ = made[1]
-    if name == "square" or (name == "integer_pow" and params["y"] == 2):
-      return operands[0]
-    if name == "mul" and self._is_equal(operands[0], operands[1]):
-      return operands[0]
+    if (
+      made.name == "square"
+      or (made.name == "integer_pow" and made.params["y"] == 2)
+      or (
+        made.name == "mul"
+        and self._is_equal(made.operands[0], made.operands[1])
+      )
+    ):
+      return made.operands[0]
     return None
 
   def _centered(self, value: _Value) -> _Value | None:
@@ -894,11 +899,11 @@ class _Matcher:
   def _scaled(self, value: _Value) -> tuple[float, _Value] | None:
     """Returns the number and the array of their product, or None."""
     made = self._operation(value)
-    if made is None or made[1].name != "mul":
+    if made.name != "mul":
       return None
-    for one, other in (made[1].operands, made[1].operands[::-1]):
+    for one, other in (made.operands, made.operands[::-1]):
       if (number := self._number(one)) is not None:
-        is_usual = number == np.asarray(_ALPHA, made[0].dtype)
+        is_usual = number == np.asarray(_ALPHA, made.value.dtype)
         return _ALPHA if is_usual else number, self._bare(other)
     return None
 
@@ -921,10 +926,10 @@ class _Matcher:
   def _clipped(self, value: _Value) -> tuple[_Value, float, float]:
     """Returns a value before it is clipped, and the limits."""
     low, high = -math.inf, math.inf
-    while (made := self._operation(value)) is not None:
-      name, _, operands, _ = made[1]
-      numbers = [self._number(x) for x in operands]
-      match name, numbers:
+    while True:
+      made = self._operation(value)
+      numbers = [self._number(x) for x in made.operands]
+      match made.name, numbers:
         case ("min", (float(n), None)) | ("min", (None, float(n))):
           high = min(high, n)
         case ("max", (float(n), None)) | ("max", (None, float(n))):
@@ -933,9 +938,8 @@ class _Matcher:
           low, high = max(low, least), min(high, most)
           self.has_custom_derivative = True
         case _:
-          break
-      value = operands[numbers.index(None)]
-    return self._bare(value), low, high
+          return self._bare(value), low, high
+      value = made.operands[numbers.index(None)]
 
   def _biased(self, value: _Value) -> tuple[_Value, _Value] | None:
     """Returns a value before a row is added to it, and the row."""
@@ -962,11 +966,13 @@ class _Matcher:
   def _part(self, value: _Value) -> tuple[_Value, int, int] | None:
     """Returns x, start and stride if a value is x[..., start::stride]."""
     axis, made = len(value.shape) - 1, self._made(value)
-    is_paired = made is not None and made.name in ("squeeze", "unstack")
-    if made is not None and made.name == "squeeze":
+    is_paired = made.name in ("squeeze", "unstack")
+    if made.name == "squeeze":
       value, (axis, *more) = made.operands[0], made.params["dimensions"]
-      made = None if more else self._made(value)
-    if made is None or made.name not in ("slice", "split", "unstack"):
+      if more:
+        return None
+      made = self._made(value)
+    if made.name not in ("slice", "split", "unstack"):
       return None
     (x, *_), params, start, stride = made.operands, made.params, made.result, 1
     if made.name == "unstack":
@@ -981,7 +987,7 @@ class _Matcher:
     if not is_paired:
       return x, start, stride
     reshaped, ndim = self._made(x), len(x.shape)  # [..., 2, k] or [..., k, 2]
-    if reshaped is None or reshaped.name != "reshape" or axis < ndim - 2:
+    if reshaped.name != "reshape" or axis < ndim - 2:
       return None
     (flat, *_), size = reshaped.operands, x.shape[-1]
     if flat.shape != (*x.shape[:-2], x.shape[-2] * size):
@@ -1007,10 +1013,10 @@ class _Matcher:
   ) -> _Value | None:
     """Returns g of constant * g, or None. g may be a product too."""
     product, number = value, 1.0
-    while (made := self._operation(value)) is not None:
-      name, _, operands, _ = made[1]
-      numbers = [self._number(x) for x in operands]
-      match name, numbers:
+    while True:
+      made = self._operation(value)
+      numbers = [self._number(x) for x in made.operands]
+      match made.name, numbers:
         case "neg", [None]:
           number = -number
         case "mul", ([float(n), None] | [None, float(n)]):
@@ -1018,16 +1024,14 @@ class _Matcher:
         case "div", [None, float(n)] if n:
           number /= n
         case _:
-          break
-      value = operands[numbers.index(None)]
+          return None
+      value = made.operands[numbers.index(None)]
       if self._is_close(product, number, constant):
         return self._bare(value)
-    return None
 
   def _is_close(self, value: _Value, number: float, constant: float) -> bool:
     """Whether a product has a constant, rounded to the dtype of the product."""
-    made = self._operation(value)
-    dtype = value.dtype if made is None else made[0].dtype
+    dtype = self._operation(value).value.dtype
     rounding = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
     tolerance = rounding.get(dtype.name, 2.0**-20)
     return math.isclose(number, constant, rel_tol=tolerance)
@@ -1039,18 +1043,13 @@ class _Matcher:
     if (number := self._number(value)) is not None:
       return number, []
     made = self._operation(value)
-    if made is not None and depth:
-      name, params, operands, _ = made[1]
-      if name == "integer_pow" and params["y"] in (2, 3):
-        operands *= params["y"]
-      elif name == "square":
-        operands *= 2
-      elif name != "mul":
-        return 1.0, [value]
-      each = [self._product(x, depth - 1) for x in operands]
-      number = math.prod(factor for factor, _ in each)
-      return number, [v for _, more in each for v in more]
-    return 1.0, [value]
+    powers = {"mul": 1, "square": 2, "integer_pow": made.params.get("y")}
+    power = powers.get(made.name)
+    if power not in (1, 2, 3) or depth == 0:
+      return 1.0, [value]
+    each = [self._product(x, depth - 1) for x in made.operands * power]
+    number = math.prod(factor for factor, _ in each)
+    return number, [v for _, more in each for v in more]
 
 
 _FLOATS: Final = frozenset(formats.FLOAT_DTYPES)

@@ -163,6 +163,7 @@ def make(
   result: Any,
   origins: Sequence[sources.Origin | None],
   prefix: Sequence[str],
+  source: str = "",
 ) -> Site:
   """Returns the site of an operation that is being traced.
 
@@ -173,6 +174,7 @@ def make(
     result: type of the result.
     origins: the origin of each operand, or None.
     prefix: names of scopes around the function that is traced.
+    source: line of its call if the function is JAX's, otherwise "".
   """
   lhs, rhs = (
     x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
@@ -184,7 +186,7 @@ def make(
     operation=operation,
     name="/".join([*prefix, *scope_names()]) or parameter,
     parameter=parameter,
-    source=jax_private.user_frame(),
+    source=source or jax_private.user_frame(),
     lhs_shape=tuple(lhs.shape),
     rhs_shape=tuple(rhs.shape),
     lhs_dtype=lhs.dtype,
