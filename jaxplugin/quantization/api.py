@@ -338,7 +338,7 @@ def _quantize_blocked(
   for_products: bool,
 ) -> list[scaled_array.ScaledArray]:
   x, global_scale = _without_derivative("quantize_both", x, global_scale)
-  results = quantize_primitive.quantize(
+  results, *_ = quantize_primitive.produce(
     x,
     global_scale,
     format=format,
@@ -412,7 +412,7 @@ def _quantize(
   def function(
     x: jax.Array, global_scale: jax.Array | None, key: Any, *, packed: bool
   ) -> Any:
-    (result,) = quantize_primitive.quantize(
+    (result,), *_ = quantize_primitive.produce(
       x,
       global_scale,
       blockings=(along,),

@@ -20,7 +20,7 @@ from jax import lax
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import blocking, formats
-from jaxplugin.quantization import codes
+from jaxplugin.quantization import codes, hadamard, problems
 from jaxplugin.quantization.sharding import offsets
 
 ScaleRounding = Literal["up", "floor"]
@@ -44,82 +44,45 @@ def has_four_over_six(format: formats.BlockFormat) -> bool:
   return format.is_fp4 and not format.scale_is_power_of_two
 
 
-# `jit` traces the function once for each signature; `inline` removes the call.
-@functools.partial(
-  jax.jit,
-  static_argnames=(
-    "format",
-    "axis",
-    "scale_rounding",
-    "packed",
-    "scale_layout",
-    "square",
-    "four_over_six",
-    "scale_up",
-    "strides",
-  ),
-  inline=True,
-)
+# `jit` traces the function once for each problem; `inline` removes the call.
+@functools.partial(jax.jit, static_argnames="problem", inline=True)
 def quantize(
   x: jax.Array,
   global_scale: jax.Array | None,
   key: jax.Array | None,
-  format: formats.BlockFormat,
-  axis: int,
-  scale_rounding: ScaleRounding,
-  packed: bool = False,
-  scale_layout: layouts.ScaleLayout = layouts.LINEAR,
-  square: tuple[int, ...] | None = None,
-  four_over_six: bool = False,
-  scale_up: bool = False,
-  strides: tuple[int, ...] | None = None,
+  problem: problems.QuantizationProblem,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Returns values, scale and global scale of `quantize`.
+  """Returns values, scale and global scale of x along one blocking.
 
   Args:
-    x: floats[..., k, ...], blocked and padded.
+    x: floats: the array, or the result of the prologue.
     global_scale: f32[], or None to compute it if the format has one.
     key: key for stochastic rounding, or None. The bits of each value are those
-      of `jax.random.bits(key, x.shape, uint32)`. `codes.encode` uses the lowest
-      ones.
-    format: the format to quantize to.
-    axis: the blocked axis, at least 0.
-    scale_rounding: as for `jp.quantize`.
-    packed: whether two FP4 values are packed a byte along `axis`. This requires
-      an even block size.
-    scale_layout: layout of the scale. "swizzled_128x4" requires the last axis.
-    square: dimensions of x other than `axis` that are merged in this order and
-      divided into groups of block_size. The last group may be smaller. The
-      blocks of a group have the scale of one block with all their values. ()
-      makes each block a group; None computes no groups.
-    four_over_six: whether each block, or group, is scaled to 6 or 4, whichever
-      has the smaller error (arXiv 2512.02010). The global scale is computed for
-      block scales up to 256, because 4 needs 1.5 times the scale.
-    scale_up: whether floating-point scales are rounded up instead of to
-      nearest.
-    strides: strides of the whole array if x is a shard and `key` is its
-      `offsets.words`. The random bits are then those of the whole array. None
-      if x is the whole array.
+      of `jax.random.bits(key, shape, uint32)`, with the shape of the blocked
+      array. `codes.encode` uses the lowest ones. If the options have strides,
+      it is the `offsets.words` of a shard.
+    problem: problem of one blocking.
   """
-  blocks = _split(x.astype(jnp.float32), axis, format.block_size)
+  (b,), (options,), format = problem.blockings, problem.options, problem.format
+  axis, shape = b.axis(), b.shape(problem.shape)
+  blocks, groups = _blocks(x, problem)
   random_bits = None
   if key is not None:
-    if strides is None:
-      random_bits = jax.random.bits(key, x.shape, jnp.uint32)
+    if options.strides is None:
+      random_bits = jax.random.bits(key, shape, jnp.uint32)
     else:
-      random_bits = offsets.bits(key, x.shape, strides)
+      random_bits = offsets.bits(key, shape, options.strides)
     random_bits = random_bits.reshape(blocks.shape)
-  groups = _Groups.of(x.ndim, axis, format.block_size, square)
   if format.scale_is_power_of_two:
     values, scale = _quantize_mx(
-      blocks, groups, format, scale_rounding, random_bits
+      blocks, groups, format, problem.scale_rounding, random_bits
     )
   else:
     if not format.has_global_scale:
       global_scale = None
     elif global_scale is None:
       global_scale = _global_scale_of_amax(
-        _finite_amax(blocks, groups), format, four_over_six
+        _finite_amax(blocks, groups), format, options.four_over_six
       )
     one = jnp.float32(1)
     values, scale = _quantize_two_level(
@@ -128,19 +91,36 @@ def quantize(
       format,
       one if global_scale is None else global_scale,
       random_bits,
-      four_over_six=four_over_six,
-      scale_up=scale_up,
+      four_over_six=options.four_over_six,
+      scale_up=options.scale_up,
     )
-  if packed:
+  if problem.packed:
     values = two_a_byte(values, axis + 1)
-    shape = (*x.shape[:axis], x.shape[axis] // 2, *x.shape[axis + 1 :])
-    values = values.reshape(shape)
+    values = values.reshape(*shape[:axis], shape[axis] // 2, *shape[axis + 1 :])
   else:
-    values = codes.from_codes(values.reshape(x.shape), format.array_dtype)
+    values = codes.from_codes(values.reshape(shape), format.array_dtype)
   scale = jnp.squeeze(scale, axis + 1)
-  if scale_layout == layouts.SWIZZLED:
+  if problem.scale_layout == layouts.SWIZZLED:
     scale = layouts.swizzle_scale(scale)
   return values, codes.from_codes(scale, format.scale_dtype), global_scale
+
+
+def _blocks(
+  x: jax.Array, problem: problems.QuantizationProblem
+) -> tuple[jax.Array, _Groups]:
+  """Returns f32 blocks of x, and the groups of blocks that share a scale."""
+  (b,), (options,), format = problem.blockings, problem.options, problem.format
+  x, axis, merged = b.apply(x), b.axis(), None
+  if options.hadamard is not None:
+    x = hadamard.transform(x, axis, options.hadamard)
+  if options.square is not None:
+    square = tuple(map(b.position, options.square))
+    lead = tuple(d for d in range(x.ndim) if d not in square)
+    merged = blocking.Blocking(
+      dims=square, lead=lead, multiple=format.block_size
+    )
+  blocks = _split(x.astype(jnp.float32), axis, format.block_size)
+  return blocks, _Groups(axis=axis + 1, merged=merged)
 
 
 @functools.partial(
@@ -255,16 +235,6 @@ class _Groups:
   axis: int
   merged: blocking.Blocking | None
 
-  @classmethod
-  def of(
-    cls, ndim: int, axis: int, block_size: int, square: tuple[int, ...] | None
-  ) -> _Groups:
-    merged = None
-    if square is not None:
-      lead = tuple(d for d in range(ndim) if d not in square)
-      merged = blocking.Blocking(dims=square, lead=lead, multiple=block_size)
-    return cls(axis=axis + 1, merged=merged)
-
   def max(self, per_block: jax.Array) -> jax.Array:
     """Replaces each block's int32 by the maximum over its group."""
     return self._reduce(per_block, lambda x, axis: jnp.max(x, axis=axis))
@@ -316,7 +286,7 @@ def _quantize_mx(
   blocks: jax.Array,
   groups: _Groups,
   format: formats.BlockFormat,
-  scale_rounding: ScaleRounding,
+  scale_rounding: str,
   random_bits: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the codes of the values and of the E8M0 scale."""
@@ -370,19 +340,12 @@ def _global_scale_of_amax(
   return jnp.where(amax == 0, jnp.float32(1), quotient)
 
 
-@functools.partial(
-  jax.jit, static_argnames=("format", "axis", "square"), inline=True
-)
+@functools.partial(jax.jit, static_argnames="problem", inline=True)
 def finite_amax(
-  x: jax.Array,
-  format: formats.BlockFormat,
-  axis: int,
-  square: tuple[int, ...] | None = None,
+  x: jax.Array, problem: problems.QuantizationProblem
 ) -> jax.Array:
   """Returns int32[]: f32 bits of the amax over blocks without NaN or Inf."""
-  blocks = _split(x.astype(jnp.float32), axis, format.block_size)
-  groups = _Groups.of(x.ndim, axis, format.block_size, square)
-  return _finite_amax(blocks, groups)
+  return _finite_amax(*_blocks(x, problem))
 
 
 def _finite_amax(blocks: jax.Array, groups: _Groups) -> jax.Array:

@@ -31,7 +31,7 @@ class RecipeOptions:
     square: dimensions of x that are merged, in this order, into the other side
       of square blocks; None for blocks of one row.
     four_over_six: whether each block is scaled to 6 or 4, whichever has the
-      smaller error.
+      smaller error (arXiv 2512.02010).
     scale_up: whether floating-point scales are rounded up instead of to
       nearest.
     is_stochastic: whether values are rounded stochastically. The blocking then

@@ -52,17 +52,6 @@ quantize_p = extend_core.Primitive("block_quantize")
 quantize_p.multiple_results = True
 
 
-def quantize(
-  x: jax.Array, global_scale: jax.Array | None, **params: Any
-) -> list[Quantized]:
-  """Computes `operations.quantize` of each blocking, with a chosen backend.
-
-  Args:
-    x, global_scale, **params: as for `produce`.
-  """
-  return produce(x, global_scale, **params)[0]
-
-
 def produce(
   x: jax.Array,
   global_scale: jax.Array | None,

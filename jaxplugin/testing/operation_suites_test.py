@@ -14,7 +14,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin import testing
-from jaxplugin.quantization import operations
+from jaxplugin.quantization import operations, problems
 
 SHAPES = ((2, 5, 96),)
 FORMATS = (jp.MXFP8, jp.NVFP4)
@@ -22,14 +22,14 @@ FORMATS = (jp.MXFP8, jp.NVFP4)
 
 def quantize(call):
   problem = call.problem
-  results = operations.quantize(
-    call.x,
-    call.global_scale,
-    None,
+  whole = problems.QuantizationProblem.along(
+    problem.axis,
+    shape=problem.shape,
+    dtype=problem.dtype,
     format=problem.format,
-    axis=problem.axis,
     scale_rounding=problem.scale_rounding,
   )
+  results = operations.quantize(call.x, call.global_scale, None, whole)
   return results if problem.computes_global_scale else results[:2]
 
 

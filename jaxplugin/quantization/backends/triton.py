@@ -121,7 +121,7 @@ def quantize(
   if not problem.sizes_are_static:
     arrays["m"] = jnp.asarray(size, jnp.int32).reshape(1)
     if problem.computes_global_scale:
-      amax = operations.finite_amax(x, problem.format, x.ndim - 1)
+      amax = operations.finite_amax(x, *problem.each())
       arrays["global_scale"] = operations.global_scale_of_maxima(
         amax.reshape(1), problem.format, four_over_six=False
       ).reshape(1)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxplugin.core import blocking, decisions, targets
 from jaxplugin.operation import choice
-from jaxplugin.quantization import hadamard, operations, problems, prologues
+from jaxplugin.quantization import operations, problems, prologues
 
 _SUMMARY: Final = "operations that XLA compiles"
 
@@ -33,27 +33,12 @@ def quantize(
     x, *rest = prologues.compute(
       problem.prologue, x, more, returns_amax=problem.returns_amax
     )
-  (b,), (options,) = problem.blockings, problem.options
-  (key,) = keys or (None,)
+  (options,), (key,) = problem.options, keys or (None,)
   if key is not None and options.strides is None:
     key = jax.random.wrap_key_data(key, impl=options.key_impl)
-  blocked, square = _blocked(x, b, options)
   # The setting from tracing; the thread that lowers may have another one.
   with jax.threefry_partitionable(options.is_partitionable):
-    quantized = operations.quantize(
-      blocked,
-      global_scale,
-      key,
-      format=problem.format,
-      axis=b.axis(),
-      scale_rounding=problem.scale_rounding,
-      packed=problem.packed,
-      scale_layout=problem.scale_layout,
-      square=square,
-      four_over_six=options.four_over_six,
-      scale_up=options.scale_up,
-      strides=options.strides,
-    )
+    quantized = operations.quantize(x, global_scale, key, problem)
   values, *scales = quantized[: problem.results_each]
   if problem.pads_values:
     values = blocking.pad_axis(values, -2, problem.written_shape[-2])
@@ -82,26 +67,8 @@ def after_prologue(
 
 def maxima(x: jax.Array, problem: problems.QuantizationProblem) -> jax.Array:
   """Returns uint32[blockings, 1]: f32 bits of the amax of finite blocks."""
-  found = []
-  for b, options in zip(problem.blockings, problem.options, strict=True):
-    blocked, square = _blocked(x, b, options)
-    found.append(
-      operations.finite_amax(blocked, problem.format, b.axis(), square)
-    )
+  found = [operations.finite_amax(x, single) for single in problem.singles()]
   return jnp.stack(found).astype(jnp.uint32)[:, None]
-
-
-def _blocked(
-  x: jax.Array, b: blocking.Blocking, options: problems.RecipeOptions
-) -> tuple[jax.Array, tuple[int, ...] | None]:
-  """Returns the array to quantize, and its dimensions in square blocks."""
-  blocked = b.apply(x)
-  if options.hadamard is not None:
-    blocked = hadamard.transform(blocked, b.axis(), options.hadamard)
-  square = options.square
-  if square is not None:
-    square = tuple(map(b.position, square))
-  return blocked, square
 
 
 def dequantize(

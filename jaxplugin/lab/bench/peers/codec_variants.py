@@ -17,7 +17,7 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import operand_sets, variants, verification
-from jaxplugin.quantization import operations
+from jaxplugin.quantization import operations, problems
 
 _F32 = np.dtype(np.float32)
 
@@ -81,9 +81,10 @@ def make(
 def _quantize_portably(
   x: jax.Array, format: formats.BlockFormat
 ) -> scaled_array.ScaledArray:
-  values, scale, global_scale = operations.quantize(
-    x, None, None, format, 1, "up", packed=format.is_fp4
+  problem = problems.QuantizationProblem.along(
+    1, shape=x.shape, dtype=x.dtype, format=format, packed=format.is_fp4
   )
+  values, scale, global_scale = operations.quantize(x, None, None, problem)
   return scaled_array.ScaledArray(values, scale, global_scale, format)
 
 
