@@ -239,6 +239,16 @@ def has_dtypes(format: formats.BlockFormat, values: Any, scale: Any) -> bool:
   )
 
 
+def fits_swizzled(format: formats.BlockFormat, values: Any, scale: Any) -> bool:
+  """Returns whether values and swizzled, padded scales fit a format."""
+  bits = format.block_size * format.value_bits
+  return (
+    values.shape[-1] * 8 % bits == 0
+    and has_dtypes(format, values, scale)
+    and math.prod(scale.shape) == math.prod(swizzled_shape(format, values))
+  )
+
+
 def swizzled_shape(format: formats.BlockFormat, qdata: Any) -> tuple[int, ...]:
   *lead, rows, size = qdata.shape
   columns = size * 8 // (format.block_size * format.value_bits)

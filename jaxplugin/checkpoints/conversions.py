@@ -13,7 +13,6 @@ Sources: NVIDIA Model Optimizer's unified Hugging Face export; comfy-kitchen's
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from jaxplugin.arrays import layouts, scaled_array
@@ -152,10 +151,7 @@ def comfyui_format(
     len(weight.shape) == 2
     and weight.shape[-1]
     and weight.dtype == stored
-    and weight.shape[-1] * 8 % (format.block_size * format.value_bits) == 0
-    and assembly.has_dtypes(format, weight, weight_scale)
-    and math.prod(weight_scale.shape)
-    == math.prod(assembly.swizzled_shape(format, weight))
+    and assembly.fits_swizzled(format, weight, weight_scale)
   ):
     return format
   raise TypeError(

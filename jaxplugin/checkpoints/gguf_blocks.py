@@ -236,9 +236,7 @@ def _floats(data: Any) -> Any:
 
 
 def _signed(data: Any) -> Any:
-  if isinstance(data, np.ndarray):
-    return data.view(np.int8)
-  return lax.bitcast_convert_type(data, jnp.int8)
+  return assembly.viewed(data, formats.INT8)
 
 
 def _packed(values: Any) -> Any:

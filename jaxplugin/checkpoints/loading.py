@@ -472,8 +472,7 @@ def load(
   source = _open(files)
   folder = path if path.is_dir() else path.parent
   config, mlx = ("", {}) if files[0].suffix == _GGUF else _config(folder)
-  misfits: dict[str, str] = {}
-  entries = recognition.recognize(source, layout, misfits, config, mlx)
+  entries, misfits = recognition.recognize(source, layout, config, mlx)
   entries = _with_kernels(path, entries, source.metadata.get(KERNELS, "{}"))
   for text in _unmatched(globs, entries, misfits, requantize):
     warnings.warn(f"{path}: {text}", errors.PatternWarning, stacklevel=2)

@@ -156,11 +156,9 @@ def _read_modelopt(
 ) -> records.Entry:
   """Returns a matrix, or experts [E, n, k] or [E, k, n]."""
   entry, axis = entries.linear_entry(
-    *(contents, MODELOPT, values, prefix, _SECOND),
-    conversions.from_modelopt,
-    activation_scale=contents.existing(f"{prefix}{_ACTIVATION}"),
+    contents, MODELOPT, values, prefix, _SECOND, conversions.from_modelopt
   )
-  return _with_rest_of_product(contents, entry, prefix, axis)
+  return _with_scales_of_input(contents, entry, prefix, axis)
 
 
 def _read_modelopt_swizzled(
@@ -168,17 +166,14 @@ def _read_modelopt_swizzled(
 ) -> records.Entry:
   scale = contents.part(values, f"{prefix}weight_scale")
   parts = (values, scale, contents.tensors.get(f"{prefix}{_SECOND}"))
-  activation = contents.existing(f"{prefix}{_ACTIVATION}")
-  entry = torchao.entry(
-    MODELOPT_SWIZZLED, parts, True, activation_scale=activation
-  )
-  return _with_rest_of_product(contents, entry, prefix, axis=-1)
+  entry = torchao.entry(MODELOPT_SWIZZLED, parts, True)
+  return _with_scales_of_input(contents, entry, prefix, axis=-1)
 
 
-def _with_rest_of_product(
+def _with_scales_of_input(
   contents: records.Contents, entry: records.Entry, prefix: str, axis: int
 ) -> records.Entry:
-  """Returns the entry with ModelOpt's pre_quant_scale if it has one."""
+  """Returns the entry with the scales of its input, if it has any."""
   for suffix in _SVDQUANT:
     if f"{prefix}{suffix}" in contents.tensors:
       raise stored.fault(
@@ -188,15 +183,17 @@ def _with_rest_of_product(
         " SVDQuant",
       )
   awq = contents.tensors.get(f"{prefix}pre_quant_scale")
-  if awq is None:
-    return entry
-  if math.prod(awq.shape) != entry.shape[axis]:
+  if awq is not None and math.prod(awq.shape) != entry.shape[axis]:
     raise stored.fault(
       awq,
       f"it must have k={entry.shape[axis]} numbers, got shape"
       f" {list(awq.shape)}",
     )
-  return dataclasses.replace(entry, pre_quant_scale=awq.name)
+  return dataclasses.replace(
+    entry,
+    pre_quant_scale=None if awq is None else awq.name,
+    activation_scale=contents.existing(f"{prefix}{_ACTIVATION}"),
+  )
 
 
 def _modelopt_tensors(
@@ -305,9 +302,8 @@ def _read_comfyui(
     has_range=True,
     others=() if mark is None else (mark.tensor,),
     shape=(rows, *entries.logical_shape(format, values)[1:]),
-    activation_scale=contents.existing(f"{prefix}{_ACTIVATION}"),
   )
-  entry = _with_rest_of_product(contents, entry, prefix, axis=-1)
+  entry = _with_scales_of_input(contents, entry, prefix, axis=-1)
   if mark is not None and format != comfyui_marks.FORMATS[mark.format]:
     raise stored.fault(
       values,
@@ -367,12 +363,11 @@ def _comfyui_tensors(
 
 
 def _comfyui_metadata(
-  tensors: Sequence[tuple[str, records.WeightToWrite | None]],
+  decisions: Sequence[records.TensorDecision],
 ) -> Mapping[str, str]:
+  weights = [x.weight for x in decisions if x.weight is not None]
   return comfyui_marks.metadata(
-    (names.module_of(weight.name), weight.format, weight.shape)
-    for _, weight in tensors
-    if weight is not None
+    (names.module_of(x.name), x.format, x.shape) for x in weights
   )
 
 
@@ -450,9 +445,8 @@ def _recognize_float_scales(
       *(layout, format),
       functools.partial(assembly.assemble_scaled, entries.WHO, values.dtype),
       (values, scale, zeros),
-      activation_scale=contents.existing(f"{prefix}{_ACTIVATION}"),
     )
-    return _with_rest_of_product(contents, entry, prefix, axis=-1)
+    return _with_scales_of_input(contents, entry, prefix, axis=-1)
   return None
 
 

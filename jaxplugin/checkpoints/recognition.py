@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import jax.numpy as jnp
@@ -78,28 +78,26 @@ _FAMILIES: Final = tuple(
 def recognize(
   source: stored.StoredTensors,
   layout: str | None = None,
-  misfits: MutableMapping[str, str] | None = None,
   config: str = "",
   mlx: Mapping[str, Any] | None = None,
-) -> dict[str, records.Entry]:
+) -> tuple[dict[str, records.Entry], dict[str, str]]:
   """Returns the entries of a checkpoint by name, in the order of its tensors.
+
+  The second result has the reason of each tensor that is left out, by its name:
+  parts of a weight are missing or do not fit, or a quantization is not
+  supported.
 
   Args:
     source: the tensors.
     layout: the layout of weights that fit several; None if the file and its
       configuration decide.
     config: the quantization in the configuration files, "" if nothing.
-    misfits: gets the reason of each tensor that is left out, by its name. None
-      raises an error that lists them.
     mlx: `quantization` of MLX's config.json; None without one.
 
   Raises:
-    CheckpointError: If the header breaks a rule. If `misfits` is None, also if
-      parts of a weight are missing or do not fit, or a quantization is not
-      supported.
+    CheckpointError: If the header breaks a rule.
   """
-  wrong: MutableMapping[str, str] = {} if misfits is None else misfits
-  wrong.update(source.misfits)
+  wrong = dict(source.misfits)
   contents = records.Contents(
     source=source,
     marks=comfyui_marks.Marks(source),
@@ -140,13 +138,15 @@ def recognize(
       wrong[first.name] = str(stored.fault(first, f"{rule} {name!r}"))
       continue
     entries[entry.name] = entry
-  entries = {
-    name: entry
-    for name, entry in entries.items()
-    if entry.parts[0].name not in wrong
-  }
-  if misfits is None and wrong:
-    raise errors.misfit_error(wrong)
+  right = {n: x for n, x in entries.items() if x.parts[0].name not in wrong}
+  return right, wrong
+
+
+def require_all(source: stored.StoredTensors) -> dict[str, records.Entry]:
+  """Returns the entries of tensors; raises CheckpointError for a misfit."""
+  entries, misfits = recognize(source)
+  if misfits:
+    raise errors.misfit_error(misfits)
   return entries
 
 

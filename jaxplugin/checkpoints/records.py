@@ -163,10 +163,7 @@ class TensorDecision:
 _Tensors = Callable[[str, scaled_array.ScaledArray], dict[str, Any]]
 # Takes a format and the modules that stay unquantized.
 _Config = Callable[[formats.BlockFormat, list[str]], dict[str, Any]]
-# Takes the names of a file's tensors and, for quantized ones, the weight.
-_Metadata = Callable[
-  [Sequence[tuple[str, WeightToWrite | None]]], Mapping[str, str]
-]
+_Metadata = Callable[[Sequence[TensorDecision]], Mapping[str, str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,8 +186,7 @@ class Layout:
     config: returns `quantization_config` of config.json, by the format and the
       unquantized modules; None if the tool reads none.
     quant_config: the same for `hf_quant_config.json`.
-    metadata: returns the header's metadata of a file's tensors, by their names
-      and, of quantized ones, the weight.
+    metadata: returns the header's metadata of a file's tensors.
     transposes_stacks: whether a stack [E, k, n] is written as [E, n, k].
     has_scale_of_each: whether each matrix of a stack has a global scale.
     divides: whether the written global scale divides.
@@ -208,7 +204,7 @@ class Layout:
   refusal: Callable[[WeightToWrite], str | None] = lambda weight: None
   config: _Config | None = None
   quant_config: _Config | None = None
-  metadata: _Metadata = lambda tensors: {}
+  metadata: _Metadata = lambda decisions: {}
   transposes_stacks: bool = False
   has_scale_of_each: bool = False
   divides: bool = False

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -109,18 +108,11 @@ def _find_format(
       f" {layouts.SCALE_TILE_ROWS}, because layers would share tiles, got"
       f" {assembly.brief(qdata)}; save the scales unswizzled"
     )
-  for format in assembly.FORMATS:
+  for format in assembly.FORMATS if rows else ():
     # With padding, two formats may have as many scales. Bytes mean E8M0 then.
     if format.has_global_scale and scale.dtype == formats.PACKED:
       continue
-    block_bytes = format.block_size * format.value_bits // 8
-    if (
-      rows
-      and qdata.shape[-1] % block_bytes == 0
-      and assembly.has_dtypes(format, qdata, scale)
-      and math.prod(scale.shape)
-      == math.prod(assembly.swizzled_shape(format, qdata))
-    ):
+    if assembly.fits_swizzled(format, qdata, scale):
       return format
   raise TypeError(
     f"{who}: qdata and a swizzled scale, padded to 128 rows and 4 columns,"
@@ -265,15 +257,13 @@ def _tensor_metadata(weight: records.WeightToWrite) -> dict[str, Any]:
   }
 
 
-def _metadata(
-  tensors: Sequence[tuple[str, records.WeightToWrite | None]],
-) -> dict[str, str]:
+def _metadata(decisions: Sequence[records.TensorDecision]) -> dict[str, str]:
   metadata = {
-    name: json.dumps(
-      {"_type": "Tensor"} if weight is None else _tensor_metadata(weight)
+    x.tensor.name: json.dumps(
+      {"_type": "Tensor"} if x.weight is None else _tensor_metadata(x.weight)
     )
-    for name, weight in tensors
-    if "." in name  # torchao's reader refuses other names
+    for x in decisions
+    if "." in x.tensor.name  # torchao's reader refuses other names
   }
   return {**metadata, "tensor_names": json.dumps([*metadata])}
 

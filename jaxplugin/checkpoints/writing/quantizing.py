@@ -42,7 +42,6 @@ from jaxplugin.printing import progress as printing
 from jaxplugin.quantization import dequantization
 
 _WHO: Final = "checkpoints.quantize"
-_CHUNK_BYTES: Final = 1 << 24
 _INDEX: Final = f"model{safetensors_files.INDEX_SUFFIX}"
 _TASK_VERSION: Final = 1
 _CHUNK: Final = 1 << 16
@@ -304,8 +303,7 @@ def quantize(
   to_write = []
   for name, shard in opened.shards.items():
     its = [by_name[tensor] for tensor in shard.tensors]
-    metadata = found.metadata([(x.tensor.name, x.weight) for x in its])
-    metadata = {**shard.metadata, stored.LAYOUT: layout, **metadata}
+    metadata = {**shard.metadata, stored.LAYOUT: layout, **found.metadata(its)}
     to_write.append(staging.lay_out(name, its, metadata))
   if dry_run:
     return result
@@ -338,6 +336,7 @@ def _write(
   """Writes the target, or the files that an earlier call did not finish."""
   target = result.path
   task = _task(result, source, to_write)
+  add_read = lambda decision: add(decision.tensor.nbytes)
   with (
     staging.writing(_WHO, target),
     staging.Staging(_WHO, target, task) as place,
@@ -348,10 +347,14 @@ def _write(
     staging.require_space(_WHO, target, sum(x.size for x in left))
     for shard in to_write:
       if shard in left:
-        staging.write(paths[shard.name], shard, _pieces(shard, quantizer, add))
+        pieces = staging.pieces(
+          shard, quantizer.layout, quantizer.quantize, add_read
+        )
+        staging.write(paths[shard.name], shard, pieces)
         place.finished += 1
       else:
-        add(sum(x.tensor.nbytes for x in shard.decisions))
+        for decision in shard.decisions:
+          add_read(decision)
     if source.is_folder:
       _write_rest(place.folder, result, source, to_write, quantizer.layout)
     if verify:
@@ -384,23 +387,6 @@ def _task(
       if x.weight is not None
     },
   }
-
-
-def _pieces(
-  shard: staging.Shard,
-  quantizer: weights.Quantizer,
-  add: Callable[[int], None],
-) -> Iterator[staging.Piece]:
-  for decision in shard.decisions:
-    if decision.weight is None:
-      yield from staging.chunks(decision.tensor, _CHUNK_BYTES)
-    else:
-      array = quantizer.quantize(decision)
-      yield from staging.weight_pieces(
-        quantizer.layout, array, decision.tensor.name
-      )
-      del array
-    add(decision.tensor.nbytes)
 
 
 def _write_rest(
@@ -442,7 +428,7 @@ def _require_equal(
     CheckpointError: If a bit differs, or a file breaks a rule.
   """
   # Without layout=, as `load` reads the files.
-  written = recognition.recognize(
+  written = recognition.require_all(
     stored.joined(
       {
         name: sources.unmapped(safetensors_files.open_file(folder / name))

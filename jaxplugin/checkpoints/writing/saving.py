@@ -9,7 +9,7 @@ import os
 import pathlib
 import secrets
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -102,7 +102,7 @@ def save(
     _require_one_format(written)
   metadata = {
     stored.LAYOUT: layout,
-    **found.metadata([(x.tensor.name, x.weight) for x in decisions]),
+    **found.metadata(decisions),
     **_kernels(leaves),
   }
   shard = staging.lay_out(
@@ -119,7 +119,13 @@ def save(
     task = {"save": secrets.token_hex()}
     with staging.Staging(_WHO, target, task) as place:
       file = place.folder / shard.name
-      staging.write(file, shard, _pieces(found, shard, leaves, add))
+      pieces = staging.pieces(
+        shard,
+        found,
+        lambda x: _linear(leaves[x.tensor.name]),
+        lambda x: add(x.nbytes),
+      )
+      staging.write(file, shard, pieces)
       if not is_file:
         given = dict(config or {})
         given.pop(sources.QUANTIZATION, None)
@@ -236,7 +242,7 @@ def _decide(
 
 
 def _tensor(target: pathlib.Path, name: str, x: Any) -> stored.StoredTensor:
-  """Returns a description of an array. `_pieces` reads its numbers."""
+  """Returns a description of an array."""
   dtype = np.dtype(x.dtype)
   return stored.StoredTensor(
     file=str(target),
@@ -300,26 +306,9 @@ def _require_one_format(written: Sequence[records.WeightToWrite]) -> None:
       )
 
 
-def _pieces(
-  layout: records.Layout,
-  shard: staging.Shard,
-  leaves: Mapping[str, Any],
-  add: Callable[[int], None],
-) -> Iterator[staging.Piece]:
-  """Yields the bytes of all tensors, an array at a time."""
-  for decision in shard.decisions:
-    name = decision.tensor.name
-    leaf = leaves[name]
-    if decision.weight is None:
-      yield staging.whole(name, leaf)
-    else:
-      array = _linear(getattr(leaf, "array", leaf))
-      yield from staging.weight_pieces(layout, array, name)
-    add(decision.nbytes)
-
-
-def _linear(array: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
-  """Returns an array with packed values, linear scales and a global scale."""
+def _linear(leaf: Any) -> scaled_array.ScaledArray:
+  """Returns a weight with packed values, linear scales and a global scale."""
+  array = getattr(leaf, "array", leaf)  # of a `QuantizedWeight`
   array = array.without_surrogate().to_floats().pack()
   scale = array.global_scale
   if array.format.has_global_scale and scale is None:

@@ -138,7 +138,7 @@ def _require_plain(
   together = stored.joined(
     {str(config_file.parent / name): x for name, x in shards.items()}
   )
-  for entry in recognition.recognize(together).values():
+  for entry in recognition.require_all(together).values():
     if entry.layout is not None:
       raise stored.fault(
         entry.parts[0],

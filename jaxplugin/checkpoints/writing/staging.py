@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -29,6 +30,7 @@ from jaxplugin.core import atomic_files
 
 _TASK: Final = ".jaxplugin-quantize.json"
 _ALIGNMENT: Final = 8
+_CHUNK_BYTES: Final = 1 << 24
 
 # A tensor's name, an offset in the tensor, and uint8[...] bytes from there.
 Piece = tuple[str, int, np.ndarray]
@@ -325,27 +327,38 @@ def write(path: pathlib.Path, shard: Shard, pieces: Iterable[Piece]) -> None:
     assert done == shard.size, (path, done, shard.size)
 
 
-def whole(name: str, x: Any) -> Piece:
+def pieces(
+  shard: Shard,
+  layout: records.Layout,
+  quantized: Callable[[records.TensorDecision], scaled_array.ScaledArray],
+  done: Callable[[records.TensorDecision], None],
+) -> Iterator[Piece]:
+  """Yields the bytes of a file's tensors, one tensor or weight at a time.
+
+  Args:
+    shard: the file.
+    layout: the layout of quantized weights.
+    quantized: returns a quantized weight.
+    done: called after each decision.
+  """
+  for decision in shard.decisions:
+    tensor = decision.tensor
+    if decision.weight is not None:
+      array = jax.tree.map(np.asarray, quantized(decision))
+      parts = layout.tensors(tensor.name, array)
+      yield from itertools.starmap(_whole, parts.items())
+      del array, parts  # before the next weight is quantized
+    elif tensor.begin is None:
+      yield _whole(tensor.name, tensor.read())
+    else:
+      for start in range(0, tensor.nbytes, _CHUNK_BYTES):
+        size = min(_CHUNK_BYTES, tensor.nbytes - start)
+        data = safetensors_files.read_bytes(tensor, start, size)
+        yield tensor.name, start, data
+    done(decision)
+
+
+def _whole(name: str, x: Any) -> Piece:
   """Returns a tensor's bytes in one piece."""
   data = np.ascontiguousarray(np.asarray(x)).reshape(-1)
   return name, 0, data.view(np.uint8)
-
-
-def weight_pieces(
-  layout: records.Layout, array: scaled_array.ScaledArray, name: str
-) -> Iterator[Piece]:
-  """Yields the bytes of the tensors to write for a quantized weight."""
-  tensors = layout.tensors(name, jax.tree.map(np.asarray, array))
-  for part, x in tensors.items():
-    yield whole(part, x)
-
-
-def chunks(tensor: stored.StoredTensor, size: int) -> Iterable[Piece]:
-  """Yields a tensor's bytes in pieces."""
-  for start in range(0, tensor.nbytes, size):
-    count = min(size, tensor.nbytes - start)
-    yield (
-      tensor.name,
-      start,
-      safetensors_files.read_bytes(tensor, start, count),
-    )
