@@ -8,7 +8,6 @@ array that was dequantized, and multiplies by it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -143,22 +142,6 @@ def _global_scale(
 # Replacement.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Dimensions:
-  """Dimensions of a ragged dot.
-
-  Attributes:
-    rows, contracting: of lhs.
-    group, weight_contracting, column: of rhs.
-  """
-
-  rows: int
-  contracting: int
-  group: int
-  weight_contracting: int
-  column: int
-
-
 def refusal(
   args: Sequence[Any], params: Mapping[str, Any], implementation: str | None
 ) -> str:
@@ -188,19 +171,18 @@ def _refusal_of_dimensions(
   return ""
 
 
-def _dimensions(params: Mapping[str, Any]) -> _Dimensions:
+# The dimensions of lhs in the order of rows and contracted ones, and those of
+# rhs in the order of groups, columns and contracted ones.
+_Orders = tuple[tuple[int, int], tuple[int, int, int]]
+
+
+def _orders(params: Mapping[str, Any]) -> _Orders:
   """Returns the dimensions of a ragged dot without a refusal."""
   numbers = params["ragged_dot_dimension_numbers"]
-  lhs_contracting, rhs_contracting = numbers.dot_dimension_numbers[0]
-  ragged, group = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
-  (column,) = {0, 1, 2} - {*group, *rhs_contracting}
-  return _Dimensions(
-    rows=ragged[0],
-    contracting=lhs_contracting[0],
-    group=group[0],
-    weight_contracting=rhs_contracting[0],
-    column=column,
-  )
+  (lhs_k,), (rhs_k,) = numbers.dot_dimension_numbers[0]
+  (row,), (group,) = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
+  (column,) = {0, 1, 2} - {group, rhs_k}
+  return (row, lhs_k), (group, column, rhs_k)
 
 
 def replaced(
@@ -234,15 +216,14 @@ def replaced(
     if rhs.ndim < 2 or _block_scaled(of_rhs, range(rhs.ndim), "rhs") is None:
       return None
     raise facts.NotSupported(reason)
-  dims = _dimensions(params)
-  order = (dims.group, dims.column, dims.weight_contracting)
-  weights = _block_scaled(of_rhs, order, "rhs")
+  of_rows, of_weights = _orders(params)
+  weights = _block_scaled(of_rhs, of_weights, "rhs")
   if weights is None:
     return None
   rows = None
   if of_lhs is not None and is_quantized(of_lhs):
-    rows = _rows(of_lhs, (dims.rows, dims.contracting))
-  return _product(primitive, args, params, dims, rows, weights, implementation)
+    rows = _rows(of_lhs, of_rows)
+  return _product(primitive, args, params, rows, weights, implementation)
 
 
 def multiplied(
@@ -267,17 +248,16 @@ def multiplied(
   """
   if reason := _refusal_of_dimensions(args[0], args[1], params):
     raise facts.NotSupported(reason)
-  dims = _dimensions(params)
-  weights = weights_of((dims.group, dims.column, dims.weight_contracting))
-  rows = rows_of((dims.rows, dims.contracting))
-  return _product(primitive, args, params, dims, rows, weights, implementation)
+  of_rows, of_weights = _orders(params)
+  weights = weights_of(of_weights)
+  rows = rows_of(of_rows)
+  return _product(primitive, args, params, rows, weights, implementation)
 
 
 def _product(
   primitive: Any,
   args: Sequence[Any],
   params: Mapping[str, Any],
-  dims: _Dimensions,
   rows: scaled_array.ScaledArray | None,
   weights: scaled_array.ScaledArray,
   implementation: str | None,
@@ -300,11 +280,12 @@ def _product(
     raise facts.NotSupported(
       f"lhs is {lhs.dtype}, not float32, bfloat16 or float16"
     )
+  order, _ = _orders(params)
 
   def multiply(lhs: Any, weights: Any, group_sizes: jax.Array) -> jax.Array:
     # A plain lhs has JAX's dimensions, a block-scaled one (m, k).
-    if isinstance(lhs, jax.Array) and dims.rows:
-      lhs = lhs.T
+    if isinstance(lhs, jax.Array):
+      lhs = lhs.transpose(order)
     if weights.axis == 2:
       return api.ragged_dot(
         lhs,

@@ -37,6 +37,9 @@ from jaxplugin.rewriting import facts
 class Weight:
   """A quantized weight among the arguments of a function, or a part of one.
 
+  Methods raise `facts.NotSupported` if the stored arrays cannot be indexed,
+  placed, split or gathered in this way.
+
   Attributes:
     path: its name among the arguments.
     array: stored (..., n, k), blocked along k.
@@ -79,9 +82,6 @@ class Weight:
     Args:
       dim: a dimension of the selected layer.
       index: a slice, or integers[...] in range.
-
-    Raises:
-      facts.NotSupported: If the stored arrays cannot be indexed so.
     """
     if dim == self.ndim - 1:
       raise facts.NotSupported("the weight is blocked along that dimension")
@@ -101,11 +101,7 @@ class Weight:
     )
 
   def placed(self, sharding: Any) -> Weight:
-    """Returns the selected layer, placed by a sharding of its dimensions.
-
-    Raises:
-      facts.NotSupported: If the stored arrays cannot be placed so.
-    """
+    """Returns the selected layer, placed by a sharding of its dimensions."""
     try:
       array = placement.shard(self.selected(), sharding)
     except (TypeError, NotImplementedError) as error:
@@ -117,9 +113,6 @@ class Weight:
 
     Args:
       sharding: of the selected layer.
-
-    Raises:
-      facts.NotSupported: If the stored arrays cannot be split so.
     """
     spec = P(*(None for _ in self.layers), *sharding.spec)
     try:
@@ -138,9 +131,6 @@ class Weight:
     Args:
       dim: a dimension of the selected layer.
       params: of a tiled `all_gather`.
-
-    Raises:
-      facts.NotSupported: If the stored arrays cannot be gathered so.
     """
     array = self.selected()
     size = array.shape[dim] * params["axis_size"]
@@ -190,6 +180,8 @@ class Weight:
 class View:
   """A value that has the elements of a weight, except for roundings.
 
+  Methods raise `facts.NotSupported`, as those of `Weight` do.
+
   Attributes:
     weight: the weight.
     dims: atoms of each dimension of the value.
@@ -209,9 +201,6 @@ class View:
     Args:
       mesh: the mesh.
       spec: mesh axes of the dimensions of the view.
-
-    Raises:
-      facts.NotSupported: If the stored arrays cannot be split so.
     """
     sharding = facts.laid_out_sharding(
       NamedSharding(mesh, spec), self.dims, self.stored
@@ -264,9 +253,6 @@ class View:
       dim: a dimension of the view.
       index: a slice of at least one element, or integers[...] in range, whose
         dimensions take the place of the view's.
-
-    Raises:
-      facts.NotSupported: If it is not the index of a stored dimension.
     """
     at = self.stored_dim(dim)
     if isinstance(index, slice):
