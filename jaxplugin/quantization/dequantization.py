@@ -26,7 +26,6 @@ from jaxplugin.core import error_context, formats, targets
 from jaxplugin.jaxext import jax_private, mesh_axes, tangents
 from jaxplugin.operation import choice, primitive
 from jaxplugin.quantization import arguments, backends, operations, problems
-from jaxplugin.quantization.backends import xla
 from jaxplugin.quantization.sharding import operation
 from jaxplugin.tables import resolution
 
@@ -187,7 +186,7 @@ def dequantize_arrays(
   )
   if 0 in values.shape:  # Only XLA ops support empty arrays.
     operands = (values, scale, *given)
-    y = _by_operations(*operands, problem=problem)
+    y = operations.dequantize(*operands, problem=problem)
     return jax_private.varying_as(y, *operands)
   return primitive.bind_problem(
     dequantize_p,
@@ -196,10 +195,6 @@ def dequantize_arrays(
     target=targets.request(),
     overlay=resolution.overlay(),
   )
-
-
-def _by_operations(values, scale, global_scale=None, *, problem):
-  return xla.dequantize(values, scale, global_scale, problem)
 
 
 # Rules.
@@ -226,7 +221,7 @@ def _jvp(primals, moved, *, problem, **params):
   def function(*args):
     given = dict(zip(active, args, strict=True))
     merged = [given.get(i, x) for i, x in enumerate(primals)]
-    return _by_operations(*merged, problem=problem)
+    return operations.dequantize(*merged, problem=problem)
 
   _, tangent = jax.jvp(
     function,
@@ -238,7 +233,7 @@ def _jvp(primals, moved, *, problem, **params):
 
 def _batch(args, dims, *, problem, **params):
   if None in dims[:2]:
-    function = functools.partial(_by_operations, problem=problem)
+    function = functools.partial(operations.dequantize, problem=problem)
     return jax.vmap(function, in_axes=tuple(dims))(*args), 0
   size = args[0].shape[dims[0]]
   values, scale = (

@@ -123,22 +123,19 @@ def _blocks(
   return blocks, _Groups(axis=axis + 1, merged=merged)
 
 
-@functools.partial(
-  jax.jit, static_argnames=("format", "axis", "dtype"), inline=True
-)
+@functools.partial(jax.jit, static_argnames="problem", inline=True)
 def dequantize(
   values: jax.Array,
   scale: jax.Array,
-  global_scale: jax.Array | None,
-  format: formats.BlockFormat,
-  axis: int,
-  dtype: np.dtype,
+  global_scale: jax.Array | None = None,
+  *,
+  problem: problems.DequantizationProblem,
 ) -> jax.Array:
-  """Returns `values * scale * global_scale` in `dtype`; the scale is linear."""
-  result = dequantize_raw(values, scale, format, axis=axis)
+  """Returns `values * scale * global_scale`; the scale is linear."""
+  result = dequantize_raw(values, scale, problem.format, axis=problem.axis)
   if global_scale is not None:
     result = result * expand_global_scale(global_scale, result.ndim)
-  return result.astype(dtype)
+  return result.astype(problem.out_dtype)
 
 
 def expand_global_scale(global_scale: jax.Array, ndim: int) -> jax.Array:

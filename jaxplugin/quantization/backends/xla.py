@@ -80,9 +80,7 @@ def dequantize(
 ) -> jax.Array:
   """Computes the result of `dequantize_p`."""
   del target
-  return operations.dequantize(
-    values, scale, global_scale, problem.format, problem.axis, problem.out_dtype
-  )
+  return operations.dequantize(values, scale, global_scale, problem=problem)
 
 
 QUANTIZE: Final[decisions.BackendRecord[problems.QuantizationProblem]] = (

@@ -89,6 +89,13 @@ def _quantize_portably(
 
 
 def _dequantize_portably(x: scaled_array.ScaledArray) -> jax.Array:
+  problem = problems.DequantizationProblem(
+    shape=x.values.shape,
+    dtype=x.values.dtype,
+    format=x.format,
+    axis=1,
+    out_dtype=_F32,
+  )
   return operations.dequantize(
-    x.values, x.scale, x.global_scale, x.format, 1, _F32
+    x.values, x.scale, x.global_scale, problem=problem
   )
