@@ -118,10 +118,7 @@ class ErrorTest(parameterized.TestCase):
     text = deviceless.gpu_target_config(jp.named_target(name))
     self.assertEqual("ACCELERATED_FEATURES" in text, has_them)
 
-  @parameterized.parameters(
-    0,
-    3,
-  )
+  @parameterized.parameters(0, 3)
   def test_hosts_divide_the_gpus(self, hosts):
     with self.assertRaisesRegex(ValueError, rf"\(2, 4\), got {hosts}"):
       deviceless.mesh(B200, (2, 4), ("x", "y"), hosts=hosts)

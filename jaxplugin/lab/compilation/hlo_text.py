@@ -55,19 +55,12 @@ _COMMENT: Final = re.compile(r"/\*.*?\*/")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HloInstruction:
-  """One instruction.
+  """One instruction."""
 
-  Attributes:
-    name: the name of the result.
-    opcode: the opcode, such as "all-gather-start".
-    shape: the text of the result's shape.
-    line: the whole line.
-  """
-
-  name: str
+  name: str  # of the result
   opcode: str
-  shape: str
-  line: str
+  shape: str  # the text of the result's shape
+  line: str  # the whole line
 
   @property
   def runs(self) -> tuple[str, ...]:

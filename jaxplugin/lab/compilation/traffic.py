@@ -26,7 +26,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from jaxplugin.lab.compilation import hlo_text
@@ -148,13 +148,12 @@ class _Computation:
 
   def parameters(self) -> dict[int, str]:
     """Names of the parameters, by number."""
-    found = {}
-    for instruction in self.instructions.values():
-      if instruction.opcode == "parameter":
-        number = _NUMBER.search(instruction.line)
-        assert number is not None
-        found[int(number[1])] = instruction.name
-    return found
+    found = {
+      name: _NUMBER.search(x.line)
+      for name, x in self.instructions.items()
+      if x.opcode == "parameter"
+    }
+    return {int(number[1]): name for name, number in found.items() if number}
 
   def array(self, name: str, index: int = 0) -> Array:
     """Returns the array that is a result, or part `index` of a tuple."""
@@ -169,35 +168,16 @@ class _Computation:
       return self.array(instruction.operands[index])
     return name, index
 
-  def names(self, instruction: hlo_text.HloInstruction) -> list[str]:
-    """Returns the op_names of an instruction and those that it fuses."""
-    free = instruction.opcode in hlo_text.FREE
-    found = [] if free else [instruction.op_name]
+  def fused(
+    self, instruction: hlo_text.HloInstruction
+  ) -> Iterator[hlo_text.HloInstruction]:
+    """Yields an instruction and those that it fuses, if they are not free."""
+    if instruction.opcode not in hlo_text.FREE:
+      yield instruction
     if instruction.opcode == "fusion":
       inner = self.called(instruction)
       for each in inner.instructions.values():
-        found += inner.names(each)
-    return found
-
-  def computing(self, instruction: hlo_text.HloInstruction) -> list[str]:
-    """Returns the op_names of the operations that do not only move values."""
-    if instruction.opcode == "fusion":
-      inner = self.called(instruction)
-      return [
-        name
-        for each in inner.instructions.values()
-        for name in inner.computing(each)
-      ]
-    is_left = instruction.opcode in (*hlo_text.FREE, *_MOVING)
-    return [] if is_left else [instruction.op_name]
-
-  def multiplies(self, instruction: hlo_text.HloInstruction) -> bool:
-    if instruction.opcode == "fusion":
-      inner = self.called(instruction)
-      return any(map(inner.multiplies, inner.instructions.values()))
-    return instruction.opcode in _MATMULS or bool(
-      _MATMUL_TARGET.search(instruction.line)
-    )
+        yield from inner.fused(each)
 
   @functools.cached_property
   def weights(self) -> frozenset[str]:
@@ -214,13 +194,19 @@ class _Computation:
 
   def kind(self, instruction: hlo_text.HloInstruction) -> tuple[Kind, bool]:
     """Returns the kind of a kernel, and whether it computes a producer."""
-    names = self.names(instruction)
+    fused = [*self.fused(instruction)]
+    names = [each.op_name for each in fused]
     has = lambda scope: any(map(scope.search, names))
     produces = has(_PRODUCER_SCOPE)
-    if self.multiplies(instruction):
+    if any(
+      each.opcode in _MATMULS or _MATMUL_TARGET.search(each.line)
+      for each in fused
+    ):
       return "matmul", produces
     # XLA may fuse a reshape for quantizing into the kernel before it.
-    if any(map(_QUANTIZE_SCOPE.search, self.computing(instruction) or names)):
+    moving = ("fusion", *_MOVING)
+    computing = [each.op_name for each in fused if each.opcode not in moving]
+    if any(map(_QUANTIZE_SCOPE.search, computing or names)):
       is_weight = instruction.name in self.weights
       return "weight" if is_weight else "quantize", produces
     if produces:
@@ -230,17 +216,16 @@ class _Computation:
   def reads(self, instruction: hlo_text.HloInstruction) -> dict[Array, float]:
     """Returns the bytes that a kernel reads of each array."""
     found: dict[Array, float] = {}
-    inner, names = None, {}
-    if instruction.opcode == "fusion":
-      inner = self.called(instruction)
-      names = inner.parameters()
+    is_fusion = instruction.opcode == "fusion"
+    inner = self.called(instruction) if is_fusion else self
+    names = inner.parameters() if is_fusion else {}
     for i, name in enumerate(instruction.operands):
       if self.instructions[name].opcode == "after-all":
         continue
-      if inner is None:
-        share = self._share(name, [instruction], is_fused=False)
-      else:
+      if is_fusion:
         share = inner.used(names[i])
+      else:
+        share = self._share(name, [instruction], is_fused=False)
       size = hlo_text.num_bytes(self.instructions[name].shape) * share
       array = self.array(name)
       found[array] = max(found.get(array, 0.0), size)

@@ -20,18 +20,12 @@ from jaxplugin.runtime import triton_library
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledDot:
-  """The compiled kernels of one dot; `str` returns a report.
-
-  Attributes:
-    problem: the problem of the dot.
-    target: the GPU.
-    launches: the launches, in order.
-    kernels: `lab.inspection.compile.CompiledKernel` of each launch.
-  """
+  """The compiled kernels of one dot; `str` returns a report."""
 
   problem: problems.DotProblem
   target: targets.Target
   launches: tuple[launching.Launch, ...]
+  # `lab.inspection.compile.CompiledKernel` of each launch.
   kernels: tuple[Any, ...]
 
   def __str__(self) -> str:

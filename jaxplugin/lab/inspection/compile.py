@@ -42,8 +42,6 @@ class CompiledKernel:
   """A kernel compiled for one architecture.
 
   Attributes:
-    name: the name of the kernel.
-    architecture: the architecture.
     num_warps: number of warps (wavefronts) of a block, including those that the
       compiler adds for warp specialization.
     assembly: PTX, or AMDGCN on AMD.
@@ -87,16 +85,15 @@ class CompiledKernel:
   def limit_error(self) -> str | None:
     """The limit of the architecture that the kernel exceeds, or None."""
     target = self.architecture
-    if self.shared_memory_bytes > target.shared_memory_bytes:
-      return (
-        f"{self.name} needs {self.shared_memory_bytes} bytes of shared memory,"
-        f" {target.name} has {target.shared_memory_bytes}"
-      )
-    if self.tensor_memory_columns > target.tensor_memory_columns:
-      return (
-        f"{self.name} needs {self.tensor_memory_columns} columns of tensor"
-        f" memory, {target.name} has {target.tensor_memory_columns}"
-      )
+    for field, what in (
+      ("shared_memory_bytes", "bytes of shared memory"),
+      ("tensor_memory_columns", "columns of tensor memory"),
+    ):
+      needed, available = getattr(self, field), getattr(target, field)
+      if needed > available:
+        return (
+          f"{self.name} needs {needed} {what}, {target.name} has {available}"
+        )
     if self._block_registers > target.registers_per_core:
       return (
         f"{self.name} needs {self.registers} registers for each of"
@@ -121,11 +118,8 @@ class CompiledKernel:
     # CUDA reserves 1 KiB of shared memory for each block (CUDA programming
     # guide, "Compute capabilities").
     reserved = _RESERVED_SHARED_MEMORY_BYTES if target.is_nvidia else 0
-    if self.shared_memory_bytes + reserved:
-      limits.append(
-        (target.shared_memory_bytes + reserved)
-        // (self.shared_memory_bytes + reserved)
-      )
+    if block_bytes := self.shared_memory_bytes + reserved:
+      limits.append((target.shared_memory_bytes + reserved) // block_bytes)
     if self.tensor_memory_columns:
       # An allocation is a power of two (PTX ISA, "tcgen05.alloc").
       columns = 1 << (self.tensor_memory_columns - 1).bit_length()
@@ -194,8 +188,7 @@ def compile_kernel(
       host is "tensordesc<u8[1,128,64]>", with the shape of its loads.
     constexprs: value of each constexpr, by name. None is an absent pointer.
     target: an architecture or its name, such as "sm_90" or "gfx950".
-    num_warps: number of warps of a block.
-    num_stages: number of stages of software pipelining.
+    num_warps, num_stages: options of Triton.
     fp_fusion: whether the compiler may fuse `a * b + c` into one fma, as
       jax-triton does by default.
     divisible_by_16: names of integers that are multiples of 16, and of pointers
@@ -281,11 +274,7 @@ def compile_matmul(
 ) -> CompiledKernel:
   """Compiles the kernel of a launch that `matmul_plans` or `plans` planned.
 
-  Args:
-    launch: the launch.
-    shape: the planned matmul.
-    target: see `compile_kernel`.
-    **dtypes: as for `matmul_plans.signature`.
+  `dtypes` are those of `matmul_plans.signature`.
   """
   signature = matmul_plans.signature(launch, shape, **dtypes)
   return compile_launch(_MATMULS[launch.kernel], launch, signature, target)

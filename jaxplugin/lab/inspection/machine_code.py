@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -69,11 +68,10 @@ class MachineInstruction:
   """A machine instruction.
 
   Attributes:
-    opcode: the opcode with its qualifiers.
+    opcode, operands: their texts. The opcode has its qualifiers.
     target: the label that a branch jumps to; None for other instructions.
     falls_through: whether execution may continue at the next instruction.
     is_matrix: whether the instruction multiplies matrices.
-    operands: the text of the operands.
     stall: cycles until the warp's next instruction may issue. It and the fields
       below describe ptxas's schedule, if the text has the instructions' words.
     result_scoreboard: the scoreboard that is released when the result is ready;
@@ -147,13 +145,12 @@ def matrix_instructions(
   An example of a key is "UTCHMMA gdesc gdesc tmem tmem idesc". The kinds of
   operands show whether an instruction has scales.
   """
-  return dict(
-    collections.Counter(
-      " ".join((item.opcode, *_SASS_OPERAND.findall(item.operands)))
-      for item in items
-      if not isinstance(item, str) and item.is_matrix
-    )
+  names = (
+    " ".join((item.opcode, *_SASS_OPERAND.findall(item.operands)))
+    for item in items
+    if not isinstance(item, str) and item.is_matrix
   )
+  return dict(collections.Counter(names))
 
 
 def matrix_instructions_of_ptx(text: str) -> dict[str, int]:
@@ -323,39 +320,25 @@ def _natural_loops(successors: Sequence[set[int]]) -> list[set[int]]:
   for block, following in enumerate(successors):
     for other in following:
       predecessors[other].add(block)
-  dominators = _dominators(successors, predecessors)
+  reached = _reached(successors, 0)
   loops: dict[int, set[int]] = {}
-  for block, following in enumerate(successors):
-    for header in following:
-      if header not in dominators.get(block, ()):
-        continue
-      members = loops.setdefault(header, {header})
-      pending = [block]
-      while pending:
-        member = pending.pop()
-        if member not in members and member in dominators:
-          members.add(member)
-          pending.extend(predecessors[member])
+  for header in sorted(reached):
+    # A header dominates the blocks that cannot be reached without it.
+    for block in reached - _reached(successors, 0, without=header):
+      if header in successors[block]:
+        members = _reached(predecessors, block, without=header) & reached
+        loops.setdefault(header, {header}).update(members)
   return list(loops.values())
 
 
-def _dominators(
-  successors: Sequence[set[int]], predecessors: Sequence[set[int]]
-) -> dict[int, set[int]]:
-  """Returns the dominators of each reachable block."""
-  reached, pending = {0}, [0]
+def _reached(
+  edges: Sequence[set[int]], start: int, without: int | None = None
+) -> set[int]:
+  """Returns the blocks on paths from `start` that do not pass a block."""
+  found: set[int] = set()
+  pending = {start} - {without}
   while pending:
-    for other in successors[pending.pop()] - reached:
-      reached.add(other)
-      pending.append(other)
-  dominators = {block: set(reached) for block in reached}
-  dominators[0] = {0}
-  changed = True
-  while changed:
-    changed = False
-    for block in sorted(reached - {0}):
-      known = [dominators[p] for p in predecessors[block] if p in reached]
-      new = functools.reduce(set.intersection, known) | {block}
-      if new != dominators[block]:
-        dominators[block], changed = new, True
-  return dominators
+    block = pending.pop()
+    found.add(block)
+    pending |= edges[block] - found - {without}
+  return found

@@ -33,14 +33,10 @@ _WARM_UP_TURNS: Final = 4  # first iterations that `Simulation.cycles` omits
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Core:
-  """A quarter of an SM.
+  """A quarter of an SM."""
 
-  Attributes:
-    products: multiplications per cycle of a matrix instruction, by opcode.
-    fma_pipes: number of pipes for floats; the first also multiplies integers.
-  """
-
-  products: Mapping[str, int]
+  products: Mapping[str, int]  # multiplications per cycle, by opcode
+  # Number of pipes for floats; the first also multiplies integers.
   fma_pipes: int = 2
 
 
@@ -116,21 +112,13 @@ _STAGGER_CYCLES: Final = 250  # between the starts of two blocks
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Simulation:
-  """The model's result for one iteration of a loop.
+  """The model's result for one iteration of a loop."""
 
-  Attributes:
-    blocks: number of resident blocks.
-    cycles: cycles of an iteration of one block, while all resident blocks run.
-    products: multiplications of a block in an iteration.
-    instructions_per_cycle: instructions that a scheduler issues per cycle.
-    matrix_share: fraction of the cycles in which matrix units are busy.
-  """
-
-  blocks: int
-  cycles: float
-  products: int
-  instructions_per_cycle: float
-  matrix_share: float
+  blocks: int  # number of resident blocks
+  cycles: float  # of one block, while all resident blocks run
+  products: int  # multiplications of a block
+  instructions_per_cycle: float  # that a scheduler issues
+  matrix_share: float  # fraction of the cycles that matrix units are busy
 
   def cycles_of(self, products: int) -> float:
     """Returns an SM's cycles for `products`, while all resident blocks run."""

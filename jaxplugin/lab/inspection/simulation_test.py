@@ -76,20 +76,13 @@ CYCLES = {
 
 
 class SchedulingTest(absltest.TestCase):
-  def test_control_word_is_read(self):
-    text = line("LDG.E R4, [R8.64]", 9, result=2, operand=5, waits=(0, 3))
-    load = loop_of(text, MMA)[0]
-    self.assertEqual(load.opcode, "LDG.E")
-    self.assertEqual(load.stall, 9)
-    self.assertEqual(load.result_scoreboard, 2)
-    self.assertEqual(load.operand_scoreboard, 5)
-    self.assertEqual(load.waits, (0, 3))
-
-  def test_seven_is_no_scoreboard(self):
-    (first, *_) = loop_of(MMA)
-    self.assertIsNone(first.result_scoreboard)
-    self.assertIsNone(first.operand_scoreboard)
-    self.assertEqual(first.waits, ())
+  def test_control_word_is_read_and_seven_is_no_scoreboard(self):
+    load = line("LDG.E R4, [R8.64]", 9, result=2, operand=5, waits=(0, 3))
+    found = [
+      (x.stall, x.result_scoreboard, x.operand_scoreboard, x.waits)
+      for x in loop_of(load, MMA)[:2]
+    ]
+    self.assertEqual(found, [(9, 2, 5, (0, 3)), (1, None, None, ())])
 
   def test_text_without_words_is_what_nvdisasm_prints_without_them(self):
     plain = machine_code.without_words(printed(INTEGER, MMA))

@@ -105,8 +105,7 @@ class Block:
 
   def lanes(self) -> np.ndarray:
     """Returns the numbers of the active threads."""
-    found: np.ndarray = self.thread[self.active]
-    return found
+    return self.thread[self.active]
 
   def warps(self, instruction: parsing.Instruction) -> np.ndarray:
     """Returns the active warps; all lanes of each must be active."""

@@ -81,10 +81,7 @@ def _field(descriptor: int, first: int, last: int) -> int:
 def wgmma_places(descriptor: int, rows: int, width: int) -> np.ndarray:
   """Returns the byte addresses of a k-major wgmma operand, int64[rows, width].
 
-  Args:
-    descriptor: a descriptor of 64 bits.
-    rows: number of rows of the matrix.
-    width: number of bytes of a row that one instruction reads.
+  `width` is the number of bytes of a row that one instruction reads.
   """
   if _field(descriptor, 49, 51):
     raise faults.NotModelled("a descriptor with a base offset")
@@ -107,10 +104,7 @@ def tcgen05_places(
 ) -> np.ndarray:
   """Returns the byte addresses of a tcgen05 operand, int64[rows, width].
 
-  Args:
-    descriptor, rows, width: see `wgmma_places`.
-    element_bytes: size of an element of an MN-major operand. None if the
-      operand is K-major.
+  `element_bytes` is None if the operand is K-major.
   """
   if _field(descriptor, 46, 48) != 1:
     raise faults.NotModelled("a descriptor whose bits 46-48 are not 0b001")
@@ -178,52 +172,32 @@ def _places_along_rows(
 
 def _swizzled(place: np.ndarray, period: int) -> np.ndarray:
   """Returns addresses after permuting the 16-byte units of each line."""
-  found: np.ndarray = place ^ (place // _LINE % period) * _UNIT
-  return found
+  return place ^ (place // _LINE % period) * _UNIT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SideShape:
-  """One operand of a matmul.
+  """One operand of a matmul."""
 
-  Attributes:
-    rows: m or n.
-    type: the element type.
-    k_is_minor: whether an operand in shared memory is K-major.
-    scale_byte: byte of a 32-bit word at which the scale factors of a row start.
-  """
-
-  rows: int
+  rows: int  # m or n
   type: str
-  k_is_minor: bool
-  scale_byte: int
+  k_is_minor: bool  # whether an operand in shared memory is K-major
+  scale_byte: int  # of a 32-bit word, where the scales of a row start
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductShape:
-  """The sizes and types of a dense matmul in an instruction descriptor.
-
-  Attributes:
-    k: size of the instruction's matmul along k.
-    lhs, rhs: the operands.
-    scales: number of scale factors of a row along k; 0 without block scales.
-    scale_type: "ue8m0" or "ue4m3"; "" without block scales.
-  """
+  """The sizes and types of a dense matmul in an instruction descriptor."""
 
   k: int
   lhs: SideShape
   rhs: SideShape
-  scales: int
-  scale_type: str
+  scales: int  # of a row along k; 0 without block scales
+  scale_type: str  # "ue8m0" or "ue4m3"; "" without block scales
 
 
 def product(descriptor: int, kind: str, blocks: str | None) -> ProductShape:
-  """Decodes an instruction descriptor.
-
-  Args:
-    descriptor: a descriptor of 32 bits.
-    kind: "f16", "mxf8f6f4", "mxf4" or "mxf4nvf4".
-    blocks: "block16" or "block32"; None without block scales.
+  """Decodes an instruction descriptor of a kind and blocks in `_KINDS`.
 
   Raises:
     faults.NotModelled: If the kind, a size or a type is not modelled, or if

@@ -91,13 +91,13 @@ def _bits(
 def _values(
   block: blocks.Block, operands: Iterable[parsing.Operand], type: str
 ) -> list[np.ndarray]:
-  """Returns the elements of all registers of each operand, in f64."""
-  return [_value(block, operand, type) for operand in operands]
+  return [value(block, operand, type) for operand in operands]
 
 
-def _value(
+def value(
   block: blocks.Block, operand: parsing.Operand, type: str
 ) -> np.ndarray:
+  """Returns the elements of all registers, in f64."""
   return rounding.to_float(_bits(block, operand, type), TYPES[type][0])
 
 
@@ -121,7 +121,7 @@ def _arithmetic(block: blocks.Block, instruction: parsing.Instruction) -> None:
   out, *operands, last = instruction.operands
   # With two types, the result and the last operand have the first one.
   result_type = next(part for part in instruction.parts if part in TYPES)
-  values = _values(block, operands, type) + [_value(block, last, result_type)]
+  values = _values(block, operands, type) + [value(block, last, result_type)]
   if flushes:
     values = [_flushed(x) for x in values]
   negative = np.logical_xor.reduce([np.signbit(x) for x in values])

@@ -41,7 +41,7 @@ class _ArrayBytes:
 
   def array(self) -> np.ndarray:
     """Returns a copy of the array with its current values."""
-    found: np.ndarray = self.bytes[self._places].reshape(-1).view(self.dtype)
+    found = self.bytes[self._places].reshape(-1).view(self.dtype)
     return found.reshape(self.shape)
 
 

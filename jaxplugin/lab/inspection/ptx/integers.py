@@ -8,6 +8,7 @@ PTX ISA: "Integer Arithmetic Instructions", "Logic and Shift Instructions",
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -81,8 +82,7 @@ def _high_product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def _wide_product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
   wide = np.dtype(f"{x.dtype.kind}{2 * x.itemsize}")
-  found: np.ndarray = x.astype(wide) * y.astype(wide)
-  return found
+  return x.astype(wide) * y.astype(wide)
 
 
 _PRODUCTS: Final[dict[str, Callable[..., np.ndarray]]] = {
@@ -132,11 +132,9 @@ def _shifted(x: np.ndarray, by: np.ndarray, name: str, type: str) -> np.ndarray:
 
 def _shift(block: blocks.Block, instruction: parsing.Instruction) -> None:
   out, operand, amount = instruction.operands
-  name, type = instruction.parts[0], instruction.type
-
-  def shifted(x: np.ndarray, by: np.ndarray) -> np.ndarray:
-    return _shifted(x, by, name, type)
-
+  shifted = functools.partial(
+    _shifted, name=instruction.parts[0], type=instruction.type
+  )
   block.rearrange(out, shifted, [operand], instruction.bits, [amount])
 
 

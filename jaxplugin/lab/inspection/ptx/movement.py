@@ -17,6 +17,7 @@ import numpy as np
 from jaxplugin.lab.inspection.ptx import (
   blocks,
   faults,
+  floats,
   integers,
   parsing,
   products,
@@ -187,15 +188,11 @@ def _matrices(
     yield register, addresses.reshape(-1)
 
 
-def _row_actors(block: blocks.Block, warps: np.ndarray) -> np.ndarray:
-  return np.repeat(block.shared.whole_warps(warps), _MATRIX_ROWS)
-
-
 def _load_matrix(block: blocks.Block, instruction: parsing.Instruction) -> None:
   """Executes ldmatrix, which loads matrices of 8 x 8 elements."""
   out, address = instruction.operands
   warps = block.warps(instruction)
-  actors = _row_actors(block, warps)
+  actors = np.repeat(block.shared.whole_warps(warps), _MATRIX_ROWS)
   for register, rows in _matrices(block, instruction, address, out):
     data = block.shared.load(rows, _MATRIX_ROW_BYTES, actors, "ldmatrix")
     elements = data.view(np.uint16).reshape(-1, _MATRIX_ROWS, _MATRIX_ROWS)
@@ -212,7 +209,7 @@ def _store_matrix(
   """Executes stmatrix, whose layout is that of ldmatrix."""
   address, source = instruction.operands
   warps = block.warps(instruction)
-  actors = _row_actors(block, warps)
+  actors = np.repeat(block.shared.whole_warps(warps), _MATRIX_ROWS)
   for register, rows in _matrices(block, instruction, address, source):
     value = block.read_defined(register, 32).view(np.uint16)
     elements = np.zeros((len(warps), _MATRIX_ROWS, _MATRIX_ROWS), np.uint16)
@@ -241,17 +238,20 @@ def _convert(block: blocks.Block, instruction: parsing.Instruction) -> None:
   elif to in _NARROW and source == "f32":
     if "satfinite" not in modifiers:
       raise faults.NotModelled(f"{instruction.name}: not saturating")
-    high, low = (_narrowed(_floats(block, x, source), to) for x in operands)
+    high, low = (
+      _narrowed(floats.value(block, x, source), to) for x in operands
+    )
     block.write(out, _joined([low, high], 2 * _NARROW[to][1]))
   elif source in _NARROW and to in _PAIRS:
     block.write(out, _widened(block.read(operands[0], 16), source, _PAIRS[to]))
   elif to in _PAIRS and source == "f32":
     high, low = (
-      rounding.to_bits(_floats(block, x, source), _PAIRS[to]) for x in operands
+      rounding.to_bits(floats.value(block, x, source), _PAIRS[to])
+      for x in operands
     )
     block.write(out, _joined([low, high], 32))
   elif to in rounding.DTYPES and source in rounding.DTYPES:
-    value = _floats(block, operands[0], source)
+    value = floats.value(block, operands[0], source)
     block.write(out, rounding.to_bits(value, to))
   elif to in rounding.DTYPES and source in _INTEGERS:
     if source[1:] == "64":
@@ -262,16 +262,10 @@ def _convert(block: blocks.Block, instruction: parsing.Instruction) -> None:
     found = [_ROUNDINGS[part] for part in modifiers if part in _ROUNDINGS]
     if len(found) != 1:
       raise faults.NotModelled(f"{instruction.name}: no rounding to integers")
-    value = _floats(block, operands[0], source)
+    value = floats.value(block, operands[0], source)
     block.write(out, _saturated(found[0](value), to))
   else:
     raise faults.NotModelled(instruction.name)
-
-
-def _floats(
-  block: blocks.Block, operand: parsing.Operand, type: str
-) -> np.ndarray:
-  return rounding.to_float(block.read(operand, rounding.BITS[type]), type)
 
 
 def _cast(x: np.ndarray, type: str) -> np.ndarray:
@@ -316,10 +310,7 @@ def _move(block: blocks.Block, instruction: parsing.Instruction) -> None:
   out, source = instruction.operands
   bits = instruction.bits
   if isinstance(source, parsing.OperandGroup):
-
-    def joined(*parts: np.ndarray) -> np.ndarray:
-      return _joined(parts, bits)
-
+    joined = lambda *parts: _joined(parts, bits)
     block.rearrange(out, joined, source.items, bits // len(source.items))
     return
   outs = parsing.items_of(out)

@@ -108,23 +108,14 @@ def constant(operand: Operand) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Instruction:
-  """One instruction.
+  """One instruction."""
 
-  Attributes:
-    parts: the name, split at the dots: ("add", "s32").
-    operands: the operands, in order.
-    guard: the predicate that enables the instruction; None without one.
-    negated: whether the instruction executes if the guard is false.
-    line: the number of the instruction's line, from 1.
-    text: the instruction's text in one line.
-  """
-
-  parts: tuple[str, ...]
+  parts: tuple[str, ...]  # the name, split at the dots: ("add", "s32")
   operands: tuple[Operand, ...]
-  guard: Register | None
-  negated: bool
-  line: int
-  text: str
+  guard: Register | None  # the predicate that enables the instruction
+  negated: bool  # whether the instruction executes if the guard is false
+  line: int  # from 1
+  text: str  # in one line
 
   @property
   def name(self) -> str:
@@ -143,23 +134,14 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PtxKernel:
-  """A parsed kernel.
-
-  Attributes:
-    name: the name of the entry.
-    parameters: the names of the parameters, in order.
-    threads: number of threads of a block.
-    instructions: the instructions, in order.
-    labels: the index of the instruction after each label.
-    shared: the name of the block's shared memory, or None.
-  """
+  """A parsed kernel."""
 
   name: str
-  parameters: tuple[str, ...]
-  threads: int
+  parameters: tuple[str, ...]  # their names
+  threads: int  # of a block
   instructions: tuple[Instruction, ...]
-  labels: dict[str, int]
-  shared: str | None
+  labels: dict[str, int]  # the index of the instruction after each label
+  shared: str | None  # the name of the block's shared memory
 
 
 def parse(ptx: str) -> PtxKernel:

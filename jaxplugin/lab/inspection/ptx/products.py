@@ -67,17 +67,14 @@ def unpacked(words: np.ndarray, type: str) -> np.ndarray:
   codes = words[..., None] >> shifts & np.uint32(blocks.all_bits(bits))
   narrow = codes.astype(np.uint16 if bits == 16 else np.uint8)
   with np.errstate(invalid="ignore"):
-    found: np.ndarray = narrow.view(dtype).astype(np.float64)
-  return found
+    return narrow.view(dtype).astype(np.float64)
 
 
 def fragment(words: np.ndarray, type: str) -> np.ndarray:
-  """Returns the operand of a fragment, f64[warps, rows, k].
+  """Returns the operand of uint32[warps, 32, registers], f64[warps, rows, k].
 
-  Args:
-    words: uint32[warps, 32, registers]. The left operand has 16 rows and 4
-      registers. The transposed right operand has 8 rows and 2 registers.
-    type: the PTX element type.
+  The left operand has 16 rows and 4 registers. The transposed right operand has
+  8 rows and 2 registers.
   """
   _, bits = _ELEMENTS[type]
   k, held = _K[bits], 32 // bits
@@ -125,8 +122,7 @@ def fp8_sum(products: np.ndarray, old: np.ndarray) -> np.ndarray:
   exponent = np.frexp(np.where(is_normal, largest, 1.0))[1] - 1
   unit = np.exp2(exponent - FP8_SUM_BITS)
   cut = np.where(is_normal, np.trunc(terms / unit) * unit, terms)
-  total: np.ndarray = cut.sum(axis=-1)
-  return total
+  return cut.sum(axis=-1)
 
 
 def int32_sum(sums: np.ndarray) -> np.ndarray:
@@ -172,14 +168,7 @@ def write_accumulators(
 def multiply(
   a: np.ndarray, b: np.ndarray, sums: np.ndarray, type: str
 ) -> np.ndarray:
-  """Returns a @ b.T + sums as f32, or as int32 for type s8.
-
-  Args:
-    a: f64[..., m, k].
-    b: f64[..., n, k].
-    sums: f64[..., m, n].
-    type: the PTX element type, without block scales.
-  """
+  """Returns f64 a @ b.T + sums as f32, or as int32 for element type s8."""
   with np.errstate(invalid="ignore", over="ignore"):
     if type == "e4m3":
       total = fp8_sum(a[..., :, None, :] * b[..., None, :, :], sums)
@@ -249,8 +238,7 @@ def decoded_scales(codes: np.ndarray, type: str) -> np.ndarray:
   """Decodes uint8 scale factors of a PTX type to f64."""
   if type == "ue4m3":
     codes = codes & np.uint8(0x7F)  # ue4m3 has no sign
-  found: np.ndarray = codes.view(_SCALES[type]).astype(np.float64)
-  return found
+  return codes.view(_SCALES[type]).astype(np.float64)
 
 
 def _scale(

@@ -31,6 +31,7 @@ FEW = (
   ("sm_100", "nvfp4", "f32", "up"),
 )
 ROWS, K = 24, 96
+GIVEN_SCALE = {"global_scale": np.array([0.0123], np.float32)}
 
 
 class Case(parameterized.TestCase):
@@ -73,14 +74,10 @@ class FewTest(Case):
   def test_bits_are_those_of_jp_quantize(self, *case):
     self.check(*case)
 
-
-class AnyRowsTest(Case):
   @parameterized.parameters(("sm_90", "mxfp8"), ("sm_100", "nvfp4"))
   def test_one_kernel_quantizes_any_m(self, architecture, format):
     rng = np.random.default_rng(5)
-    given = {}
-    if format == "nvfp4":
-      given["global_scale"] = np.array([0.0123], np.float32)
+    given = GIVEN_SCALE if format == "nvfp4" else {}
     for m in (1, 17, 4096):
       x = rng.normal(size=(1, m, 64)).astype(DTYPES["bf16"])
       rows = quantize_cases.with_given_scale(m, 64, format)
@@ -89,22 +86,15 @@ class AnyRowsTest(Case):
       np.testing.assert_array_equal(got["values"], values)
       np.testing.assert_array_equal(got["scale"], scale)
 
-
-class WholeTilesTest(Case):
-  """What cuDNN multiplies: padded values, and scales in tiles of 128 x 4."""
-
-  @parameterized.parameters(
-    ("sm_100", "mxfp8"), ("sm_100", "nvfp4"), ("sm_100", "mxfp8_e5m2")
-  )
-  def test_padding_is_zero_and_scales_are_swizzled(self, architecture, format):
+  # What cuDNN multiplies: padded values, and scales in tiles of 128 x 4.
+  @parameterized.parameters("mxfp8", "nvfp4", "mxfp8_e5m2")
+  def test_padding_is_zero_and_scales_are_swizzled(self, format):
     x = self.data(DTYPES["bf16"], 7)
-    given = {}
-    if format == "nvfp4":
-      given["global_scale"] = np.array([0.0123], np.float32)
+    given = GIVEN_SCALE if format == "nvfp4" else {}
     rows = quantize_cases.with_given_scale(
       ROWS, K, format, swizzled=True, pads_values=True
     )
-    got = executed.quantized(x, architecture, rows, **given)
+    got = executed.quantized(x, "sm_100", rows, **given)
     values, scale = quantize_cases.expected(x, format, **given)
     padded = np.zeros((1, 128, values.shape[2]), np.uint8)
     padded[:, :ROWS] = values
@@ -144,7 +134,7 @@ class PrologueTest(Case):
     if format == "nvfp4":
       kind = "given" if prologue.function == "layer_norm" else "computed"
     if kind == "given":
-      given["global_scale"] = np.array([0.0123], np.float32)
+      given = GIVEN_SCALE
     rows = quantize_cases.rows_of(
       ROWS,
       K,

@@ -28,8 +28,7 @@ _NAN: Final = {"bf16": 0x7FFF, "f16": 0x7FFF, "f32": 0x7FFFFFFF}
 def to_float(bits: np.ndarray, type: str) -> np.ndarray:
   """Converts a register's bits to f64, which is exact."""
   with np.errstate(invalid="ignore"):  # signaling NaN
-    found: np.ndarray = bits.view(DTYPES[type]).astype(np.float64)
-  return found
+    return bits.view(DTYPES[type]).astype(np.float64)
 
 
 def to_bits(x: np.ndarray, type: str) -> np.ndarray:
@@ -51,10 +50,7 @@ def truncated_single(x: np.ndarray) -> np.ndarray:
   exceeds = np.isfinite(single) & (
     np.abs(single.astype(np.float64)) > np.abs(x)
   )
-  found: np.ndarray = np.where(
-    exceeds, np.nextafter(single, np.float32(0)), single
-  )
-  return found
+  return np.where(exceeds, np.nextafter(single, np.float32(0)), single)
 
 
 def _odd_single(x: np.ndarray) -> np.ndarray:

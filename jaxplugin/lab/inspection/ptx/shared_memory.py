@@ -30,12 +30,7 @@ _WORD: Final = 4  # bytes
 
 
 class _Accesses:
-  """The last read, or the last write, of each byte.
-
-  Attributes:
-    actor, warp: the actor and its warp, or `_SEVERAL`.
-    time: the time of the access.
-  """
+  """The actor (or `_SEVERAL`), warp and time of the last access to a byte."""
 
   def __init__(self, size: int):
     self.actor = np.full(size, _NOBODY, np.int32)
@@ -228,8 +223,7 @@ class SharedMemory:
     time = accesses.time[places]
     in_warp = accesses.warp[places] == warps
     in_warp &= time < self._warp_barriers[warps]
-    found: np.ndarray = (time < self.last_barrier) | in_warp
-    return found
+    return (time < self.last_barrier) | in_warp
 
   def _check_order(
     self,

@@ -113,18 +113,12 @@ def _elect(block: blocks.Block, instruction: parsing.Instruction) -> None:
 
 @dataclasses.dataclass(kw_only=True)
 class Mbarrier:
-  """The state of an mbarrier object.
+  """The state of an mbarrier object."""
 
-  Attributes:
-    expected: number of arrivals that complete a phase.
-    pending: number of arrivals that the current phase still needs.
-    phase: number of complete phases.
-    under_way: a function for each future arrival, which the arrival calls.
-  """
-
-  expected: int
-  pending: int
-  phase: int = 0
+  expected: int  # number of arrivals that complete a phase
+  pending: int  # number of arrivals that the current phase still needs
+  phase: int = 0  # number of complete phases
+  # A function for each future arrival, which the arrival calls.
   under_way: list[Callable[[], None]] = dataclasses.field(default_factory=list)
 
   def wait(self, parity: int) -> bool:

@@ -29,17 +29,11 @@ _NOBODY: Final = -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Region:
-  """A region of cells: some lanes of adjacent columns.
+  """A region of cells: some lanes of adjacent columns."""
 
-  Attributes:
-    lanes: the lanes, in the order of a matrix's rows.
-    column: the first column.
-    columns: the number of columns.
-  """
-
-  lanes: tuple[int, ...]
-  column: int
-  columns: int
+  lanes: tuple[int, ...]  # in the order of a matrix's rows
+  column: int  # the first column
+  columns: int  # the number of columns
 
   @property
   def cells(self) -> tuple[np.ndarray, np.ndarray]:
@@ -62,21 +56,13 @@ class Region:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ProductInFlight:
-  """A tcgen05.mma in flight.
+  """A tcgen05.mma in flight."""
 
-  Attributes:
-    thread: the thread that issued the instruction.
-    kind: kind and shape. Instructions of the same kind complete in order.
-    sums: the accumulator.
-    reads: the cells of the left operand and of scale factors.
-    shared: the bytes of operands in shared memory.
-  """
-
-  thread: int
-  kind: str
-  sums: Region
-  reads: tuple[Region, ...]
-  shared: tuple[np.ndarray, ...]
+  thread: int  # that issued the instruction
+  kind: str  # kind and shape. Those of the same kind complete in order.
+  sums: Region  # the accumulator
+  reads: tuple[Region, ...]  # the left operand and scale factors
+  shared: tuple[np.ndarray, ...]  # bytes of operands in shared memory
 
 
 class TensorMemoryState:
@@ -182,8 +168,7 @@ class TensorMemoryState:
     self._check_owned(region)
     self._check_products(region, writes=False)
     self._check_written(warp, region, who)
-    found: np.ndarray = self._words[region.cells]
-    return found
+    return self._words[region.cells]
 
   def sums(
     self, warp: int, product: ProductInFlight, keeps: bool
@@ -211,8 +196,7 @@ class TensorMemoryState:
     self._check_others(warp, region, "tcgen05.mma")
     if keeps:
       self._check_written(warp, region, "tcgen05.mma")
-    found: np.ndarray = self._words[region.cells]
-    return found
+    return self._words[region.cells]
 
   def begin_product(self, product: ProductInFlight, words: np.ndarray) -> None:
     """Begins a tcgen05.mma, and writes its result."""
