@@ -39,14 +39,7 @@ KERNELS_LIMIT: Final = "JAXPLUGIN_CPU_ISA"  # kernels/cpu/isa.cc
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchDevice:
-  """The device of a measurement.
-
-  Attributes:
-    device: the device of JAX.
-    target: the device's target.
-    cache_bytes: size of the last-level cache.
-    cache_source: the source of `cache_bytes`.
-  """
+  """The device of a measurement, and the size of its last-level cache."""
 
   device: jax.Device
   target: targets.Target
@@ -150,11 +143,8 @@ def environment(device: BenchDevice) -> dict[str, Any]:
     "cores": target.core_count,
     "cache_bytes": device.cache_bytes,
     "cache_source": device.cache_source,
-    "cudnn": (
-      targets.format_version(target.cudnn_version)
-      if target.cudnn_version
-      else None
-    ),
+    "cudnn": target.cudnn_version
+    and targets.format_version(target.cudnn_version),
     "driver": _driver() if device.is_gpu else None,
     "runtime": str(device.device.client.platform_version).strip(),
     "python": platform.python_version(),
@@ -195,14 +185,11 @@ def _commit() -> str | None:
   if not (here / ".git").exists():
     return None
 
-  def git(*arguments: str) -> Any:
-    return subprocess.run(
-      ["git", "-C", str(here), *arguments],
-      capture_output=True,
-      text=True,
-      timeout=_GIT_SECONDS,
-      check=True,
-    ).stdout.strip()
+  def git(*arguments: str) -> str:
+    command = ["git", "-C", str(here), *arguments]
+    return subprocess.check_output(
+      command, stderr=subprocess.DEVNULL, text=True, timeout=_GIT_SECONDS
+    ).strip()
 
   try:
     changed = git("status", "--porcelain", "--untracked-files=no")

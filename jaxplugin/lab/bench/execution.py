@@ -49,21 +49,13 @@ _MAX_CHAINED_STEPS: Final = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CallPlan:
-  """How a variant is called.
-
-  Attributes:
-    mode: "call" or "step".
-    steps: number of sets of operands in one call.
-    repeats: number of calls in flight.
-    groups: number of groups of `steps` sets to rotate.
-    is_chained: whether each step depends on the previous result (on a CPU).
-  """
+  """How a variant is called."""
 
   mode: Mode = "call"
-  steps: int = 1
-  repeats: int = 1
-  groups: int = 2
-  is_chained: bool = False
+  steps: int = 1  # number of sets of operands in one call
+  repeats: int = 1  # number of calls in flight
+  groups: int = 2  # number of groups of `steps` sets to rotate
+  is_chained: bool = False  # whether each step depends on the previous result
 
 
 class Timed:
@@ -81,15 +73,13 @@ class Timed:
     self.launch_seconds = 0.0
     self.seconds = 0.0
     self._position = 0
-    first = jax.tree.flatten(variant.operands(0))
-    self._tree: Any = first[1]
+    self._tree: Any = jax.tree.structure(variant.operands(0))
     self._groups = [
       self._arguments(range(g * plan.steps, (g + 1) * plan.steps))
       for g in range(plan.groups)
     ]
-    self._function: Any = (
-      self._run_on_host if variant.on_host else jax.jit(self.traced)
-    )
+    is_traced = not variant.on_host
+    self._function: Any = jax.jit(self.traced) if is_traced else self.traced
 
   def _arguments(self, sets: Sequence[int]) -> list[Any]:
     """Returns the flat arguments of one call, without any ScaledArray."""
@@ -99,15 +89,6 @@ class Timed:
       flat.append(jnp.stack([one[0] for one in leaves]))
     return flat
 
-  def _run_on_host(self, *leaves: Any) -> list[Any]:
-    count = self._tree.num_leaves
-    return [
-      self.variant.function(
-        *jax.tree.unflatten(self._tree, leaves[i * count : (i + 1) * count])
-      )
-      for i in range(self.plan.steps)
-    ]
-
   def traced(self, *flat: Any) -> list[Any]:
     """Returns the result of each step of one call."""
     count = self._tree.num_leaves
@@ -115,7 +96,7 @@ class Timed:
     results: list[Any] = []
     for i in range(self.plan.steps):
       leaves = list(flat[i * count : (i + 1) * count])
-      if results:
+      if results and not self.variant.on_host:
         leaves[0] = _after(results[-1], leaves[0], stack, i)
       operands = jax.tree.unflatten(self._tree, leaves)
       results.append(self.variant.function(*operands))

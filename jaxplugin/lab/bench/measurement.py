@@ -55,42 +55,27 @@ _EXPERTS_ROUNDS: Final = 3  # minimum, for a mixture of experts
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-  """Options of a measurement.
+  """Options of a measurement."""
 
-  Attributes:
-    mode: the mode of the times that ratios compare.
-    rounds, seconds: limits on timing a row.
-    implementations: names of backends; None is all that support the row.
-    peers: names of peers.
-    out_dtype: dtype of the results of dots.
-    read_side: side of the matrix that is read in turns with memory-bound dots.
-  """
-
-  mode: execution.Mode
-  rounds: int
+  mode: execution.Mode  # of the times that ratios compare
+  rounds: int  # limits on timing a row
   seconds: float
-  implementations: tuple[str, ...] | None
+  implementations: tuple[str, ...] | None  # None is all that support the row
   peers: tuple[str, ...]
-  out_dtype: np.dtype
-  read_side: int
+  out_dtype: np.dtype  # of the results of dots
+  read_side: int  # of the matrix that is read in turns with memory-bound dots
 
 
 @dataclasses.dataclass(kw_only=True)
 class _Measured:
-  """A variant while it is measured.
+  """A variant while it is measured."""
 
-  Attributes:
-    result: the result so far.
-    variant: None if it cannot run here.
-    timed: None if it is not timed, or is timed by one call.
-    samples: milliseconds by round, or of the only call.
-    launches: `results.VariantResult.launch_fraction` of each sample.
-  """
-
-  result: results.VariantResult
-  variant: variants.Variant | None = None
-  timed: execution.Timed | None = None
+  result: results.VariantResult  # so far
+  variant: variants.Variant | None = None  # None if it cannot run here
+  timed: execution.Timed | None = None  # None if not timed, or by one call
+  # Milliseconds by round, or of the only call.
   samples: list[float | None] = dataclasses.field(default_factory=list)
+  # `results.VariantResult.launch_fraction` of each sample.
   launches: list[float] = dataclasses.field(default_factory=list)
 
   @property
@@ -253,7 +238,9 @@ class RowMeasurement:
           reason=variant.reason,
         )
       )
-    entry = _Measured(result=_result_of(variant), variant=variant)
+    shared = ("name", "role", "is_chosen", "num_bytes", "flops", "arithmetic")
+    fields = {name: getattr(variant, name) for name in (*shared, "form")}
+    entry = _Measured(result=results.VariantResult(**fields), variant=variant)
     key = str(row), variant.same_as
     if key in self._slow:
       known, milliseconds = self._slow[key]
@@ -359,8 +346,7 @@ class RowMeasurement:
       self._first_milliseconds = milliseconds
       return []
     least = max(1e3 * _SLOW_SECONDS, _SLOW_TIMES * self._first_milliseconds)
-    is_slow = milliseconds > least
-    return [milliseconds] if is_slow else []
+    return [milliseconds] if milliseconds > least else []
 
   def _plan(
     self,
@@ -369,15 +355,14 @@ class RowMeasurement:
     mode: execution.Mode,
   ) -> execution.CallPlan:
     is_chained = not (self.device.is_gpu or variant.on_host)
-    if is_chained and row.kind != "dot":
-      mode = "call"  # chained steps would copy a stack of floats
-    least = self.ceilings.seconds(variant.num_bytes, variant.flops)
+    # Chained steps of other rows would copy a stack of floats.
+    is_call = variant.on_host or (is_chained and row.kind != "dot")
     return execution.plan(
       variant.num_bytes,
       self.device.cache_bytes,
-      mode="call" if variant.on_host else mode,
+      mode="call" if is_call else mode,
       is_chained=is_chained,
-      step_seconds=least,
+      step_seconds=self.ceilings.seconds(variant.num_bytes, variant.flops),
       max_bytes=self.device.max_set_bytes,
     )
 
@@ -405,7 +390,6 @@ class RowMeasurement:
     if row.kind != "dot" or row.m > _MAX_MEMORY_BOUND_ROWS:
       return
     other: execution.Mode = "step" if self.options.mode == "call" else "call"
-    by_name = {}
     samplers = {}
     for entry in running:
       variant = entry.variant
@@ -415,32 +399,29 @@ class RowMeasurement:
       if not variant.on_host and variant.role != "ceiling":
         timed, _ = self._ready(row, entry, other)
         if timed is not None:
-          by_name[variant.name] = entry
           samplers[variant.name] = entry.sampler(timed)
     samples = timing.in_turns(
       samplers,
       rounds=self.options.rounds,
       seconds=self.options.seconds * _OTHER_MODE_PART,
     )
-    for name, entry in by_name.items():
-      if entry.result.status == "ok":
-        taken = [s for s in samples[name] if s is not None]
+    for entry in running:
+      if entry.result.name in samples and entry.result.status == "ok":
+        taken = [s for s in samples[entry.result.name] if s is not None]
         entry.update(other_time=timing.stats(taken))
 
   def _raise_ceilings(self, running: Sequence[_Measured]) -> None:
     for entry in running:
-      result = entry.result
-      if not entry.taken:
-        continue
-      seconds = min(entry.taken) / 1e3
+      result, name = entry.result, entry.result.name
       if result.role == "ceiling":
-        self.ceilings = self.ceilings.raised(
-          roofline.ceiling_of(result.name), result.num_bytes / seconds
-        )
-      elif result.name in roofline.PRODUCTS:
-        self.ceilings = self.ceilings.raised(
-          result.name, result.flops / seconds
-        )
+        name, count = roofline.ceiling_of(name), result.num_bytes
+      elif name in roofline.PRODUCTS:
+        count = result.flops
+      else:
+        continue
+      if entry.taken:
+        rate = count / (min(entry.taken) / 1e3)
+        self.ceilings = self.ceilings.raised(name, rate)
 
 
 def measure_rows(
@@ -472,13 +453,11 @@ def measure_rows(
       else:
         done = measuring.measure(row, pair)
         longest = max(longest, done.seconds)
-        found = results.with_fractions(
-          dataclasses.replace(
-            found,
-            rows=(*found.without(done), done),
-            ceilings=measuring.ceilings,
-          )
+        rows = (*found.without(done), done)
+        found = dataclasses.replace(
+          found, rows=rows, ceilings=measuring.ceilings
         )
+        found = results.with_fractions(found)
       line.advance()
       yield found
 
@@ -493,18 +472,6 @@ def _finish(entry: _Measured) -> None:
     gb_per_s=timing.significant(result.num_bytes / seconds / 1e9),
     gflop_per_s=timing.significant(result.flops / seconds / 1e9),
     launch_fraction=timing.significant(float(launched)),
-  )
-
-
-def _result_of(variant: variants.Variant) -> results.VariantResult:
-  return results.VariantResult(
-    name=variant.name,
-    role=variant.role,
-    is_chosen=variant.is_chosen,
-    num_bytes=variant.num_bytes,
-    flops=variant.flops,
-    arithmetic=variant.arithmetic,
-    form=variant.form,
   )
 
 

@@ -112,16 +112,10 @@ class Ceilings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CeilingSizes:
-  """Sizes for measuring ceilings.
+  """Sizes for measuring ceilings, and the number of samples of each way."""
 
-  Attributes:
-    side: side of the f32 matrix that is read and copied.
-    product: m = n = k of the dots.
-    rounds: number of samples of each way.
-  """
-
-  side: int
-  product: int
+  side: int  # of the f32 matrix that is read and copied
+  product: int  # m = n = k of the dots
   rounds: int
 
 
@@ -196,9 +190,12 @@ def copy_variants(rows: int, columns: int) -> list[variants.Variant]:
 
   def in_parts(copy: Callable[..., Any], out: np.ndarray) -> np.ndarray:
     # Reads the outer `x`, because the caller's argument may be a copy of it.
-    parts = np.array_split(x, _cores()), np.array_split(out, _cores())
+    parts = np.array_split(out, _cores()), np.array_split(x, _cores())
     list(pool.map(copy, *parts))
     return out
+
+  def plus_one(out: np.ndarray, x: np.ndarray) -> None:
+    np.add(x, 1, out=out)
 
   def variant(name: str, copy: Callable[[], Any]) -> variants.Variant:
     return _variant(
@@ -209,16 +206,10 @@ def copy_variants(rows: int, columns: int) -> list[variants.Variant]:
       on_host=True,
     )
 
-  def plain(x: np.ndarray, out: np.ndarray) -> None:
-    np.copyto(out, x)
-
-  def plus_one(x: np.ndarray, out: np.ndarray) -> None:
-    np.add(x, 1, out=out)
-
   return [
     variant("warm copy", lambda: in_parts(plus_one, there)),
-    variant("warm plain copy", lambda: in_parts(plain, there)),
-    variant("fresh copy", lambda: in_parts(plain, _fresh_like(x))),
+    variant("warm plain copy", lambda: in_parts(np.copyto, there)),
+    variant("fresh copy", lambda: in_parts(np.copyto, _fresh_like(x))),
   ]
 
 
@@ -242,11 +233,10 @@ def _products(size: int, is_gpu: bool) -> list[variants.Variant]:
   # Random numbers: a GPU that multiplies ones needs less power, so it would run
   # at a higher clock.
   x = jax.random.normal(jax.random.key(0), (size, size), jnp.float32)
-  result = []
-  for name, dtype, result_dtype, precision in (
-    ("bf16", jnp.bfloat16, jnp.bfloat16 if is_gpu else jnp.float32, None),
-    ("f32", jnp.float32, jnp.float32, lax.Precision.HIGHEST),
-  ):
+
+  def product(
+    name: str, dtype: Any, result_dtype: Any, precision: Any
+  ) -> variants.Variant:
     pair = (x.astype(dtype), x.T.astype(dtype))
     function = functools.partial(
       lax.dot_general,
@@ -254,15 +244,13 @@ def _products(size: int, is_gpu: bool) -> list[variants.Variant]:
       precision=precision,
       preferred_element_type=result_dtype,
     )
-    result.append(
-      _variant(
-        name,
-        function,
-        lambda i, pair=pair: pair,  # type: ignore[misc]
-        flops=2 * size**3,
-      )
-    )
-  return result
+    return _variant(name, function, lambda i: pair, flops=2 * size**3)
+
+  of_bf16 = jnp.bfloat16 if is_gpu else jnp.float32
+  return [
+    product("bf16", jnp.bfloat16, of_bf16, None),
+    product("f32", jnp.float32, jnp.float32, lax.Precision.HIGHEST),
+  ]
 
 
 def measure(device: devices.BenchDevice, sizes: CeilingSizes) -> Ceilings:

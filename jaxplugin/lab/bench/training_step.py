@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import jax
@@ -79,8 +79,7 @@ def gradients(
 ) -> tuple[Weights, jax.Array]:
   """Returns the gradients of sum(function(weights, x) * g)."""
   _, vjp = jax.vjp(function, weights, x)
-  result: tuple[Weights, jax.Array] = vjp(g)
-  return result
+  return vjp(g)
 
 
 class TrainingVariants:
@@ -118,15 +117,16 @@ class TrainingVariants:
     )
     formats = self.recipe.formats
 
-    def make(backend: backends.Backend, is_chosen: bool) -> list[Any]:
-      variant = self._variant(
+    def make(
+      backend: backends.Backend, is_chosen: bool
+    ) -> Iterator[variants.Variant]:
+      yield self._variant(
         backend.name,
         "ours",
         functools.partial(self._quantized, backend.name),
         bits=min(f.facts.element.significand_bits for f in formats),
         is_chosen=is_chosen,
       )
-      return [variant]
 
     return variants.ours(
       names, decided, backends.table(), make, default=[variants.CHOSEN]

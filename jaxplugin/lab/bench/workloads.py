@@ -140,24 +140,12 @@ LAYERS: Final[dict[str, tuple[tuple[str, int, int], ...]]] = {
 }
 _LAYER_ROWS: Final = (1, 16, 128)
 
-# (experts, experts for each token, (name, n, k) of an expert's weights), from
-# the models' published configurations.
-EXPERTS: Final[dict[str, tuple[int, int, tuple[tuple[str, int, int], ...]]]] = {
-  "gpt-oss-20b": (
-    32,
-    4,
-    (("gate and up", 5760, 2880), ("down", 2880, 2880)),
-  ),
-  "qwen3-30b": (
-    128,
-    8,
-    (("gate and up", 1536, 2048), ("down", 2048, 768)),
-  ),
-  "mixtral-8x7b": (
-    8,
-    2,
-    (("gate and up", 28672, 4096), ("down", 4096, 14336)),
-  ),
+# (experts, experts for each token, n and k of an expert's gate and up, n and k
+# of its down), from the models' published configurations.
+EXPERTS: Final = {
+  "gpt-oss-20b": (32, 4, (5760, 2880), (2880, 2880)),
+  "qwen3-30b": (128, 8, (1536, 2048), (2048, 768)),
+  "mixtral-8x7b": (8, 2, (28672, 4096), (4096, 14336)),
 }
 _TOKENS: Final = (1, 8, 64, 512)
 
@@ -206,10 +194,10 @@ SETS: Final[dict[str, tuple[BenchRow, ...]]] = {
         layer=f"{model} {name}",
         formats=_EXPERTS_FORMATS,
       )
-      for name, n, k in products
+      for name, (n, k) in (("gate and up", gate_up), ("down", down))
       for m in _TOKENS
     )
-    for model, (experts, top, products) in EXPERTS.items()
+    for model, (experts, top, gate_up, down) in EXPERTS.items()
   },
   "decode": _DECODE,
   "square": _dots(*((size,) * 3 for size in (1024, 2048, 4096))),
@@ -241,9 +229,7 @@ def parse_rows(
   """Returns the rows of a comma-separated list of sets and sizes, each once.
 
   Args:
-    text: names of `SETS`, "MxNxK", "decoder:LAYERSxCHANNELSxHIDDEN" (and "xM"
-      for M sequences), "training:TOKENSxCHANNELSxHIDDEN",
-      "experts:TOKENSxTOPofEXPERTSxNxK", "quantize:MxK", "dequantize:MxK".
+    text: names of `SETS`, and sizes in the syntax of `_SIZES`.
     m: replaces m of all rows except "quantize" and "dequantize".
 
   Raises:

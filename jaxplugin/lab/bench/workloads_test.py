@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows and formats by name."""
 
+import dataclasses
+
 from absl.testing import parameterized
 
 from jaxplugin.core import formats
@@ -124,13 +126,10 @@ class PairsTest(parameterized.TestCase):
     )
 
   def test_rows_have_formats_of_their_own_unless_others_are_asked_for(self):
+    dot, quantize = workloads.parse_rows("1x32x32,quantize:32x32")
     rows = (
-      workloads.BenchRow(
-        kind="dot", m=1, n=32, k=32, formats="mxfp8,f32xnvfp4"
-      ),
-      workloads.BenchRow(
-        kind="quantize", m=32, k=32, formats="mxfp4,f32xnvfp4"
-      ),
+      dataclasses.replace(dot, formats="mxfp8,f32xnvfp4"),
+      dataclasses.replace(quantize, formats="mxfp4,f32xnvfp4"),
     )
     for pairs, expected in (
       (None, ["1x32x32 mxfp8", "1x32x32 f32xnvfp4", "quantize:32x32 mxfp4"]),

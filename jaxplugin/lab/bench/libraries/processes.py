@@ -88,8 +88,7 @@ class Process:
     message = self._receive()
     if "failed" in message:
       raise RuntimeError(message["reason"])
-    value: dict[str, Any] = message["value"]
-    return value
+    return message["value"]
 
   def _receive(self) -> dict[str, Any]:
     try:
@@ -128,8 +127,7 @@ class LibraryTimed(execution.Timed):
   ):
     self.variant: LibraryVariant = variant
     self.plan = plan
-    self.launch_seconds = 0.0
-    self.seconds = 0.0
+    self.launch_seconds = self.seconds = 0.0
     self._processes = processes
     self._prepare()
 
@@ -163,7 +161,6 @@ class Processes:
   def close(self) -> None:
     for process in self._processes.values():
       process.close()
-    self._processes.clear()
     self._directory.cleanup()
 
   def dots(

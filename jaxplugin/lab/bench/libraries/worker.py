@@ -25,45 +25,30 @@ BLOCK: Final = 32  # number of weights that share a scale
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-  """A type of weights that a library multiplies.
+  """A type of weights that a library multiplies."""
 
-  Attributes:
-    name: the name of the variant, without the library's name.
-    value_bits, scale_bits: bits of a weight, and of its part of a scale.
-    forms: ways to compute the dot. The fastest form counts.
-  """
-
-  name: str
-  value_bits: int
-  scale_bits: float = 0
-  forms: tuple[str, ...] = ("",)
+  name: str  # of the variant, without the library's name
+  value_bits: int  # of a weight
+  scale_bits: float = 0  # of a weight's part of a scale
+  forms: tuple[str, ...] = ("",)  # The fastest form counts.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-  """A dot of lhs f32[m, k] and rhs f32[n, k], which the library quantizes.
-
-  `copies` is the number of copies of the weights to rotate.
-  """
+  """A dot of lhs f32[m, k] and rhs f32[n, k], which the library quantizes."""
 
   lhs: np.ndarray
   rhs: np.ndarray
-  copies: int
+  copies: int  # of the weights, to rotate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-  """A dot that is ready to run.
+  """A dot that is ready to run."""
 
-  Attributes:
-    run: multiplies lhs with copy i of the weights.
-    result: returns [m, n] of copy 0.
-    weights: f32[n, k], dequantized by the library's definition.
-  """
-
-  run: Callable[[int], Any]
-  result: Callable[[], np.ndarray]
-  weights: np.ndarray
+  run: Callable[[int], Any]  # multiplies lhs with copy i of the weights
+  result: Callable[[], np.ndarray]  # returns [m, n] of copy 0
+  weights: np.ndarray  # f32[n, k], dequantized by the library's definition
 
 
 class Library(Protocol):

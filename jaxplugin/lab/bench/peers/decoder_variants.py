@@ -149,19 +149,12 @@ class DecoderOperands:
 
 
 class _DecoderForm(NamedTuple):
-  """A way to write the matmuls with weights.
+  """A way to write the matmuls with weights."""
 
-  Attributes:
-    name: the name of the form; "" for our variants.
-    linear: computes one matmul.
-    store: converts the weights to the layout of this form, before timing.
-    ready: dtype of dequantized weights; "" if weights are quantized.
-  """
-
-  name: str
+  name: str  # "" for our variants
   linear: decoder_model.Linear
-  store: Callable[[Any], Any]
-  ready: str = ""
+  store: Callable[[Any], Any]  # converts weights to its layout, before timing
+  ready: str = ""  # dtype of dequantized weights; "" if they are quantized
 
 
 class DecoderVariants:
@@ -190,9 +183,12 @@ class DecoderVariants:
   def ours(self, names: Sequence[str] | None) -> list[variants.AnyVariant]:
     """Returns variants of the backends `names`. None is the chosen backends."""
 
+    def prepared(w: Any) -> Any:
+      return preparation.prepare_weights(w, self.target)
+
     def form_of(implementation: str | None) -> _DecoderForm:
       product = functools.partial(self._ours, implementation)
-      return _DecoderForm("", product, self._prepared)
+      return _DecoderForm("", product, prepared)
 
     form = form_of(None)
     step = functools.partial(decoder_model.numbered, form.linear)
@@ -217,9 +213,6 @@ class DecoderVariants:
     return variants.ours(
       names, decided, backends.table(), make, default=[variants.CHOSEN]
     )
-
-  def _prepared(self, w: Any) -> Any:
-    return preparation.prepare_weights(w, self.target)
 
   def _given_to_products(self, x: jax.Array) -> Any:
     if self.pair.lhs is None:
@@ -267,9 +260,7 @@ class DecoderVariants:
       return _DecoderForm(
         form.name,
         lambda x, w: form.function(convert(x), w),
-        dot_variants.transposed
-        if form.is_transposed
-        else dot_variants.unpacked,
+        form.store,
         ready,
       )
 
@@ -388,8 +379,7 @@ def _check_step(
 
   Args:
     result: the result of a function of `decoder_model`.
-    x: f32[m, channels], the input of the step.
-    caches: `decoder_model.CACHES`, f32[layers, m, groups, length, d].
+    x, caches: the inputs of the step.
     weights, rounded: see the types `Weights` and `Rounded`.
     bound, relative: as for `verification.check_dot`.
 

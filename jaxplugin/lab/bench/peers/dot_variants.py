@@ -45,17 +45,24 @@ _PADDED_ROWS: Final = 8
 
 
 class Form(NamedTuple):
-  """A way to write a dot.
-
-  Attributes:
-    name: the name of the form.
-    function: the function of lhs (m, k) and rhs (n, k).
-    is_transposed: whether the weights are stored as (k, n), not (n, k).
-  """
+  """A way to write a dot of lhs (m, k) and rhs (n, k)."""
 
   name: str
   function: Callable[[Any, Any], jax.Array]
-  is_transposed: bool = False
+  is_transposed: bool = False  # whether rhs is stored as (k, n)
+
+  @property
+  def store(self) -> Callable[[Any], Any]:
+    """Converts weights (n, k) to the form's layout, before timing."""
+    return transposed if self.is_transposed else unpacked
+
+
+def _both_layouts(product: Callable[..., jax.Array]) -> list[Form]:
+  """Returns the forms of `product` with rhs as (n, k), and as (k, n)."""
+  return [
+    Form("w (n, k)", functools.partial(product, LAST)),
+    Form("w (k, n)", functools.partial(product, MATMUL), True),
+  ]
 
 
 class DotVariants:
@@ -265,7 +272,7 @@ class DotVariants:
         form.function,
         bound=peer_bound(name, self.pair),
         ready=ready,
-        arrange=_with_rows_along_k if form.is_transposed else _unpacked,
+        arrange=functools.partial(_stored, form),
         form=form.name,
         same_as=ready,
       )
@@ -312,10 +319,7 @@ def plain_forms(name: str, m: int, out_dtype: np.dtype) -> list[Form]:
     products = x.astype(np.float32) * w.astype(np.float32)
     return products.sum(axis=1)[None].astype(out_dtype)
 
-  forms = [
-    Form("w (n, k)", functools.partial(product, LAST)),
-    Form("w (k, n)", functools.partial(product, MATMUL), True),
-  ]
+  forms = _both_layouts(product)
   if m == 1:
     forms.append(Form("sum of products", sum_of_products))
   return forms
@@ -325,18 +329,11 @@ def scaled_dot_forms(out_dtype: np.dtype) -> list[Form]:
   """Returns the ways to call `lax.scaled_dot` with unpacked operands."""
 
   def product(numbers: Any, lhs: Any, rhs: Any) -> jax.Array:
-    (lhs_values, lhs_scale), (rhs_values, rhs_scale) = (
-      (x.values, x.scale)
-      if isinstance(x, scaled_array.ScaledArray)
-      else (x, None)
-      for x in (lhs, rhs)
-    )
     return _times_globals(
       lambda dtype: lax.scaled_dot(
-        lhs_values,
-        rhs_values,
-        lhs_scale=lhs_scale,
-        rhs_scale=rhs_scale,
+        *(getattr(x, "values", x) for x in (lhs, rhs)),
+        lhs_scale=getattr(lhs, "scale", None),
+        rhs_scale=getattr(rhs, "scale", None),
         dimension_numbers=numbers,
         preferred_element_type=dtype,
       ),
@@ -345,10 +342,7 @@ def scaled_dot_forms(out_dtype: np.dtype) -> list[Form]:
       out_dtype,
     )
 
-  return [
-    Form("w (n, k)", functools.partial(product, LAST)),
-    Form("w (k, n)", functools.partial(product, MATMUL), True),
-  ]
+  return _both_layouts(product)
 
 
 def peer_bound(name: str, pair: workloads.Pair) -> float:
@@ -367,10 +361,10 @@ def lacks(name: str, pair: workloads.Pair) -> str:
   given = [format for format in (pair.lhs, pair.rhs) if format is not None]
   if name == "nn.scaled_matmul" and len(given) < 2:
     return "takes two quantized operands"
-  for format in given:
-    if format.is_fp6 and name in _SCALED:
+  for format in given if name in _SCALED else ():
+    if format.is_fp6:
       return f"XLA has no {format.values_dtype.name}"
-    if not format.is_known and name in _SCALED:
+    if not format.is_known:
       return f"does not multiply {format}"
   return ""
 
@@ -393,9 +387,9 @@ def _padded(form: Form) -> Form:
   return Form(f"{form.name}, {_PADDED_ROWS} rows", function, form.is_transposed)
 
 
-def _with_rows_along_k(lhs: Any, rhs: Any) -> tuple[Any, Any]:
-  """Returns lhs, and the weights as (k, n). Runs before timing."""
-  return unpacked(lhs), transposed(rhs)
+def _stored(form: Form, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+  """Returns the operands of a peer in a form's layout. Runs before timing."""
+  return unpacked(lhs), form.store(rhs)
 
 
 def transposed(w: Any) -> Any:
@@ -410,11 +404,6 @@ def with_parts(
   return x.tree_unflatten(
     (x.format, x.scale_layout), (values, scale, x.global_scale)
   )
-
-
-def _unpacked(*operands: Any) -> tuple[Any, ...]:
-  """Returns operands of peers, with unpacked FP4. Runs before timing."""
-  return tuple(map(unpacked, operands))
 
 
 def unpacked(x: Any) -> Any:

@@ -16,7 +16,7 @@ different experts if enough experts exist, so that weights are not in the cache.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -189,27 +189,16 @@ class ExpertWeights:
     global_scale = self.quantized(format).global_scale
     if global_scale is not None:
       global_scale = global_scale.reshape(1, 1)
-    return scaled_array.ScaledArray(
-      matrix(values, stored),
-      matrix(scale, format.scale_dtype),
-      global_scale,
-      format,
-    )
+    parts = matrix(values, stored), matrix(scale, format.scale_dtype)
+    return scaled_array.ScaledArray(*parts, global_scale, format)
 
 
-@functools.lru_cache(maxsize=1)
-def weights_of(experts: int, n: int, k: int) -> ExpertWeights:
-  """Returns the weights of one matmul. The last result is cached."""
-  return ExpertWeights(experts, n, k)
+# The weights of the last matmul are cached.
+weights_of: Final = functools.lru_cache(maxsize=1)(ExpertWeights)
 
 
 class ExpertOperands:
-  """Sets of operands of one matmul.
-
-  Attributes:
-    row, pair: the sizes and the formats.
-    weights: the weights, which all sets share.
-  """
+  """Sets of operands of one matmul. All sets share the weights."""
 
   def __init__(self, row: workloads.BenchRow, pair: workloads.Pair):
     assert pair.rhs is not None  # workloads.check
@@ -284,8 +273,8 @@ class ExpertVariants:
 
     def make(
       backend: decisions.BackendRecord[Any], is_chosen: bool
-    ) -> list[variants.Variant]:
-      variant = self._variant(
+    ) -> Iterator[variants.Variant]:
+      yield self._variant(
         backend.name,
         "ours",
         functools.partial(self._ragged, backend.name),
@@ -293,7 +282,6 @@ class ExpertVariants:
         bound=verification.OURS_BOUND,
         is_chosen=is_chosen,
       )
-      return [variant]
 
     decided = primitive.decide(eqn, self.target)
     return variants.ours(names, [decided], backends.BACKENDS, make)
@@ -411,10 +399,7 @@ class ExpertVariants:
     sizes = data.routing(0).sizes
     ways: dict[str, tuple[Callable[..., Any], Callable[[int], Any]]] = {
       "lax": (by_ragged_dot, sized),
-      "loop": (
-        functools.partial(by_loop, sizes=sizes),
-        single,
-      ),
+      "loop": (functools.partial(by_loop, sizes=sizes), single),
       "scan": (by_scan, sized),
       "take": (by_take, taken),
     }
@@ -451,8 +436,7 @@ class ExpertVariants:
       )
 
     row = self.row
-    routing = self.data.routing(0)
-    num_rows, used = row.m * row.top, len(routing.sizes)
+    num_rows, used = row.m * row.top, len(self.data.routing(0).sizes)
     if dtype is None:
       lhs = operand_sets.num_bytes(self.data.rows(0))
       stack = self.data.weights.quantized(self.data.format)

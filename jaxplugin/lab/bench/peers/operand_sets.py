@@ -52,11 +52,7 @@ def another(
 
 
 class DotOperands:
-  """Sets of operands of one dot. Each set is created at its first use.
-
-  Attributes:
-    row, pair: the sizes and the formats.
-  """
+  """Sets of operands of one dot. Each set is created at its first use."""
 
   def __init__(self, row: workloads.BenchRow, pair: workloads.Pair):
     self.row = row

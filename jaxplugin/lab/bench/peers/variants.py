@@ -26,7 +26,6 @@ class Variant:
   """One way to compute a row.
 
   Attributes:
-    name: the name in tables and files.
     role: "ours"; "peer", to compare with; or "ceiling", a limit of the device.
     function: the function of one set of operands. `jit` traces the function
       unless `on_host` is True.

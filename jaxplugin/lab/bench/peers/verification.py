@@ -36,18 +36,12 @@ class WrongResultError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpectedSample:
-  """Some rows and columns of an exact result.
+  """Some rows and columns of an exact result."""
 
-  Attributes:
-    rows, columns: indices of the rows and columns.
-    exact: f64[rows, columns].
-    magnitude: f64[rows, columns], sum(|a * b|).
-  """
-
-  rows: np.ndarray
+  rows: np.ndarray  # their indices
   columns: np.ndarray
-  exact: np.ndarray
-  magnitude: np.ndarray
+  exact: np.ndarray  # f64[rows, columns]
+  magnitude: np.ndarray  # f64[rows, columns], sum(|a * b|)
 
 
 def some(size: int, count: int) -> np.ndarray:
@@ -140,8 +134,7 @@ def check_dot(
   error = np.abs(result[np.ix_(expected.rows, expected.columns)] - exact)
   before_cast = bound * expected.magnitude
   cast_error = reference.rounding_error(dtype)
-  rounding = cast_error + relative
-  limit = before_cast + (np.abs(exact) + before_cast) * rounding
+  limit = before_cast + (np.abs(exact) + before_cast) * (cast_error + relative)
   if not (error <= limit).all():
     r, c = np.unravel_index(np.argmax(error - limit), error.shape)
     at = int(expected.rows[r]), int(expected.columns[c])
@@ -171,9 +164,7 @@ def relative_error(result: Any, lhs: Any, rhs: Any) -> float:
 
 
 def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
-  """Raises WrongResultError unless a sample of rows has the expected bits.
-
-  `oracle` computes the expected bits.
+  """Raises WrongResultError unless some rows have the bits of `oracle`.
 
   Args:
     result: `x`, quantized along its last axis with scales rounded up.
@@ -201,11 +192,9 @@ def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
 
 
 def check_dequantized(result: Any, x: scaled_array.ScaledArray) -> None:
-  """Raises WrongResultError unless a sample of rows has the values of `x`.
+  """Raises WrongResultError unless some rows of f32[m, k] have x's values.
 
-  Args:
-    result: f32[m, k].
-    x: a quantized array whose values are normal f32 numbers, or zero.
+  The values of `x` are normal f32 numbers, or zero.
   """
   rows = some(len(result), _MAX_ROWS)
   exact = reference.oracle_dequantize(

@@ -87,29 +87,19 @@ class VariantRatio:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowResult:
-  """One row in one pair of formats.
+  """One row, a `workloads.BenchRow`, in one pair of formats."""
 
-  Attributes:
-    row: the row, in the syntax of `--shapes`.
-    kind, m, n, k, layer: as in `workloads.BenchRow`.
-    formats: the formats, in the syntax of `--formats`.
-    out: dtype of the result.
-    variants: the variants, in the order of the table.
-    ratios: the ratio of each variant of ours to every other variant.
-    seconds: duration of the measurement.
-  """
-
-  row: str
+  row: str  # in the syntax of `--shapes`
   kind: str
   m: int
   n: int
   k: int
   layer: str
-  formats: str
-  out: str
+  formats: str  # in the syntax of `--formats`
+  out: str  # dtype of the result
   variants: tuple[VariantResult, ...]
-  ratios: tuple[VariantRatio, ...]
-  seconds: float
+  ratios: tuple[VariantRatio, ...]  # of ours to every other variant
+  seconds: float  # duration of the measurement
 
   def ratios_to(self, ours: VariantResult) -> dict[str, timing.Stats]:
     """Returns the ratio of each other variant to a variant of ours."""
@@ -137,22 +127,13 @@ class RowResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchRun:
-  """All results of a run.
+  """All results of a run."""
 
-  Attributes:
-    command: the arguments of the command.
-    environment: the result of `devices.environment`.
-    ceilings: the highest rates of the run; None if no row needs them.
-    rows: the results of the rows measured so far.
-    left_out: rows that did not fit in the budget.
-    schema: `SCHEMA`.
-  """
-
-  command: tuple[str, ...]
-  environment: dict[str, Any]
-  ceilings: roofline.Ceilings | None
-  rows: tuple[RowResult, ...] = ()
-  left_out: tuple[str, ...] = ()
+  command: tuple[str, ...]  # the arguments of the command
+  environment: dict[str, Any]  # the result of `devices.environment`
+  ceilings: roofline.Ceilings | None  # None if no row needs them
+  rows: tuple[RowResult, ...] = ()  # those measured so far
+  left_out: tuple[str, ...] = ()  # rows that did not fit in the budget
   schema: int = SCHEMA
 
   def without(self, row: RowResult) -> Iterator[RowResult]:

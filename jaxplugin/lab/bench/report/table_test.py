@@ -24,25 +24,22 @@ def row(*peers, ours=1e-3):
 
 class BestPeerTest(parameterized.TestCase):
   @parameterized.parameters(
-    # (peers, the best)
+    # (peers, the best, the error of ours)
     ([("exact", 5, 1e-7), ("coarse", 1, 5e-3)], "exact"),
     ([("exact", 5, 1e-7), ("equal", 3, 1.09e-3)], "equal"),
     ([("exact", 5, 1e-7), ("worse", 3, 1.11e-3)], "exact"),
     ([("slow", 9, 1e-4), ("fast", 4, 1e-4)], "fast"),
     ([("coarse", 1, 5e-3)], None),
     ([("unknown", 1, None)], None),
+    # Sums in f32 are equally accurate, and variants of ours are not peers.
+    ([("f32", 3, 9e-7), ("bf16", 1, 2e-6)], "f32", 1e-7),
+    ([("xla", 1, 1e-7), ("f32", 3, 1e-7)], "f32"),
   )
-  def test_best_peer_is_the_fastest_that_is_as_accurate(self, peers, expected):
-    one = row(*peers)
+  def test_best_peer_is_the_fastest_that_is_as_accurate(
+    self, peers, expected, ours=1e-3
+  ):
+    one = row(*peers, ours=ours)
     self.assertEqual(one.best_peer(one.variants[0]), expected)
-
-  def test_sums_in_f32_are_equally_accurate(self):
-    one = row(("f32", 3, 9e-7), ("bf16", 1, 2e-6), ours=1e-7)
-    self.assertEqual(one.best_peer(one.variants[0]), "f32")
-
-  def test_variants_of_ours_are_not_peers(self):
-    one = row(("xla", 1, 1e-7), ("f32", 3, 1e-7))
-    self.assertEqual(one.best_peer(one.variants[0]), "f32")
 
   def test_runs_without_libraries_have_none(self):
     one = row(("f32", 1, None), ours=None)
