@@ -34,32 +34,26 @@ _PREPARED_PROBLEMS: Final = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-  """The result of one problem.
-
-  Attributes:
-    item: the problem.
-    status: "done", "kept" from an earlier run, or "failed".
-    row: the row of the table; None if the problem failed.
-    faults: the faults of candidates that failed, by key.
-    notes: the checks that were skipped, by key.
-    reason: why the problem failed.
-  """
+  """The result of one problem, with the faults and notes of its `Trials`."""
 
   item: workload.Item
-  status: Status
-  row: records.Row | None = None
+  status: Status  # "kept" from an earlier run
+  row: records.Row | None = None  # of the table; None if the problem failed
   faults: Mapping[str, machine.TrialFault] = dataclasses.field(
     default_factory=dict
   )
   notes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-  reason: str = ""
+  reason: str = ""  # why the problem failed
 
 
 Lister = Callable[[operation.Problem], listing.Listing]
 
 
 class Session:
-  """Tunes problems one by one."""
+  """Tunes problems one by one.
+
+  If `is_retrying`, candidates that failed before are tried again.
+  """
 
   def __init__(
     self,
@@ -69,14 +63,6 @@ class Session:
     *,
     is_retrying: bool = False,
   ):
-    """Initializes a session.
-
-    Args:
-      device: the device that tries candidates.
-      rows: the store of rows and failures.
-      list_candidates: returns the candidates of a problem.
-      is_retrying: whether candidates that failed before are tried again.
-    """
     self._device = device
     self._rows = rows
     self._list = list_candidates
@@ -132,12 +118,8 @@ class Session:
     if default.key in faults:
       reason = f"the default {default.key} failed: {faults[default.key]}"
       return dataclasses.replace(found, faults=faults, reason=reason)
-    row = row_of(
-      self._rows.fields(problem),
-      listed,
-      timed.samples,
-      self._device.all_rounds,
-    )
+    fields, rounds = self._rows.fields(problem), self._device.all_rounds
+    row = row_of(fields, listed, timed.samples, rounds)
     return dataclasses.replace(found, status="done", row=row, faults=faults)
 
   def _listed(self, problem: operation.Problem) -> listing.Listing:
@@ -185,13 +167,8 @@ def tune_all(
 ) -> Iterator[Result]:
   """Tunes problems in order. Yields each result when its row is written.
 
-  While a problem is measured, candidates of the next ones are compiled.
-
-  Args:
-    items: the problems.
-    session_of: returns the session of a problem.
-    progress: is called with a text.
-    is_over: whether to start no further problem.
+  While a problem is measured, candidates of the next ones are compiled. If
+  `is_over()`, no further problem is started.
   """
   for i, item in enumerate(items):
     if is_over():
@@ -210,11 +187,8 @@ def row_of(
 ) -> records.Row:
   """Returns the row of a problem.
 
-  Args:
-    fields: the fields of the problem.
-    listed: the candidates.
-    samples: milliseconds of each candidate that ran, including the default.
-    rounds: maximum number of rounds of the race.
+  `samples` has milliseconds of each candidate that ran, including the default,
+  in a race of at most `rounds`.
   """
   default_us = _US_PER_MS * timing.stats(samples[listed.default.key]).median
   ratios = race.Race(samples, listed.default.key, rounds).ratios()

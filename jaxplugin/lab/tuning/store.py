@@ -145,18 +145,11 @@ _MAX_REASON: Final = 500
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class Failure:
-  """One candidate that failed.
+  """One candidate that failed."""
 
-  Attributes:
-    kernels: a digest of the kernels' sources and of the device.
-    problem: the problem, as text.
-    candidate: `TrialCandidate.key`.
-    kind, reason: the failure.
-  """
-
-  kernels: str
+  kernels: str  # a digest of the kernels' sources and of the device
   problem: str
-  candidate: str
+  candidate: str  # `TrialCandidate.key`
   kind: str
   reason: str
 
@@ -225,12 +218,7 @@ def add_failures(path: pathlib.Path, failures: Iterable[Failure]) -> None:
 
 
 class Store:
-  """A file of rows, and the file of failures in the same folder.
-
-  Attributes:
-    path: the file of rows.
-    failures: the file of failures.
-  """
+  """The file `path` of rows, and the file `failures` in the same folder."""
 
   def __init__(
     self,
@@ -327,10 +315,7 @@ class Store:
     key = records.key_of(fields)
     if self._is_again and key not in self._done:
       return None
-    return next(
-      (row for row in table.rows if row.key == key),
-      None,
-    )
+    return next((row for row in table.rows if row.key == key), None)
 
   def add(self, row: records.Row) -> None:
     """Writes a row to the file."""

@@ -23,28 +23,18 @@ from jaxplugin.ragged import api as ragged_api
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Item:
-  """One problem to tune.
-
-  Attributes:
-    problem: the problem.
-    source: the layer, or the line of the program, that has the problem.
-  """
+  """One problem to tune."""
 
   problem: operation.Problem
-  source: str = ""
+  source: str = ""  # the layer, or the line of the program, that has it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-  """Problems to tune, without duplicates.
-
-  Attributes:
-    items: the problems.
-    left_out: parts of the source that are not tuned, each with its reason.
-  """
+  """Problems to tune, without duplicates."""
 
   items: tuple[Item, ...]
-  left_out: tuple[str, ...] = ()
+  left_out: tuple[str, ...] = ()  # what is not tuned, each with its reason
 
 
 def of_shapes(
@@ -56,8 +46,7 @@ def of_shapes(
   """Returns the problems of rows of the benchmark.
 
   Args:
-    rows: dots, ragged dots, and arrays to quantize or dequantize. Rows of other
-      kinds are left out.
+    rows: the rows. Those of several operations are left out.
     pairs: formats; None is the formats of each row.
     out_dtype: dtype of results, and of arrays to quantize.
     target: the device.

@@ -23,21 +23,15 @@ RULES: Final = ("resources", "dominated", "roofline", "denied")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrialCandidate:
-  """A backend and a config that compute a problem.
-
-  Attributes:
-    implementation: the name of the backend.
-    config: the config; () is the backend's default.
-  """
+  """A backend and a config that compute a problem."""
 
   implementation: str
-  config: records.Fields = ()
+  config: records.Fields = ()  # () is the backend's default
 
   @property
   def key(self) -> str:
     """A unique text: "triton block_k=64 block_m=16 ..."."""
-    words = (f"{name}={_word(value)}" for name, value in self.config)
-    return " ".join((self.implementation, *words))
+    return f"{self.implementation} {operation.words(self.config)}".rstrip()
 
   def to_json(self) -> dict[str, Any]:
     return {"implementation": self.implementation, "config": dict(self.config)}
@@ -50,15 +44,13 @@ def table(
 ) -> Iterator[console.Part]:
   """Yields a table of candidates, with the fields in which they differ.
 
-  Args:
-    candidates: the candidates. Each has a row.
-    cells: the other cells of each row, by title.
-    figures: titles of the columns that contain numbers.
+  `cells` has the other cells of each row by title. `figures` are the titles of
+  columns with numbers.
   """
   words: dict[str, list[str]] = {}
   for candidate in candidates:
-    for name, value in candidate.config:
-      words.setdefault(name, []).append(f"{name}={_word(value)}")
+    for field in candidate.config:
+      words.setdefault(field[0], []).append(operation.words((field,)))
   number = sum(bool(candidate.config) for candidate in candidates)
   shared = {
     name: found[0]
@@ -72,7 +64,7 @@ def table(
     [*titles, "config"],
     [
       [row.get(title, "") for title in titles]
-      + [" ".join(f"{n}={_word(v)}" for n, v in each.config if n not in shared)]
+      + [operation.words(x for x in each.config if x[0] not in shared)]
       for each, row in zip(candidates, cells, strict=True)
     ],
     names=("config",),
@@ -89,28 +81,16 @@ def candidate_of(value: Mapping[str, Any]) -> TrialCandidate:
   )
 
 
-def _word(value: records.Scalar) -> str:
-  return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Listing:
-  """The candidates of a problem on a target.
-
-  Attributes:
-    problem, target: the problem and the target.
-    candidates: the candidates to measure. The default comes first.
-    pruned: the other configs, with counts for each rule and reason.
-    refused: backends that do not support the problem, each with its reason.
-    notes: sentences about the model.
-  """
+  """The candidates of a problem on a target."""
 
   problem: operation.Problem
   target: targets.Target
-  candidates: tuple[TrialCandidate, ...]
-  pruned: tuple[operation.Pruned, ...]
+  candidates: tuple[TrialCandidate, ...]  # The default comes first.
+  pruned: tuple[operation.Pruned, ...]  # the other configs
   refused: tuple[decisions.Unsupported, ...]
-  notes: tuple[str, ...] = ()
+  notes: tuple[str, ...] = ()  # sentences about the model
 
   @property
   def default(self) -> TrialCandidate:
@@ -118,11 +98,7 @@ class Listing:
     return self.candidates[0]
 
   def without(self, denied: Mapping[str, str]) -> Listing:
-    """Returns the listing without candidates that failed before.
-
-    Args:
-      denied: reasons by `TrialCandidate.key`.
-    """
+    """Returns the listing without `denied` candidates: reasons by key."""
     kept, pruned = [], list(self.pruned)
     for candidate in self.candidates:
       reason = denied.get(candidate.key)
@@ -147,7 +123,8 @@ class Listing:
     yield f"{self.problem} on {self.target}"
     total = len(self.candidates)
     yield f"  {total} candidate{'s' if total > 1 else ''}:"
-    cells = [{"backend": self._title(one)} for one in self.candidates]
+    cells = [{"backend": one.implementation} for one in self.candidates]
+    cells[0]["backend"] += " (default)"
     yield from table(self.candidates, cells)
     for refusal in self.refused:
       yield f"  not {refusal.implementation}: {refusal.reason}"
@@ -155,10 +132,6 @@ class Listing:
       yield f"  {note}"
     for pruned in self.pruned:
       yield f"  pruned, {pruned}"
-
-  def _title(self, candidate: TrialCandidate) -> str:
-    is_default = candidate == self.default
-    return candidate.implementation + (" (default)" if is_default else "")
 
   def to_json(self) -> dict[str, Any]:
     return {
@@ -181,11 +154,8 @@ def of_problem(
 ) -> Listing:
   """Returns the candidates of a problem. Reads no table and times nothing.
 
-  Args:
-    problem: the problem.
-    target: the device, which need not be attached.
-    margin: upper limit on the estimates of tiles; see `operation.MARGIN`.
-    implementations: names of backends to list besides the default. None is all.
+  The target need not be attached. `margin` replaces `operation.MARGIN`. Besides
+  the default, only the backends `implementations` are listed; None is all.
   """
   tuned = registry.of(problem)
   decision = tuned.default(problem, target)

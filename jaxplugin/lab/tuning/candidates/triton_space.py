@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 import math
@@ -21,7 +20,6 @@ from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import records
 
-_NAME: Final = "triton"
 # The enumerated values. The default config is a candidate even if its values
 # are not listed.
 _SIZES: Final = {
@@ -53,26 +51,25 @@ class _Pruning:
   """Counts pruned configs for each rule and reason, with an example."""
 
   def __init__(self) -> None:
-    self._counts = collections.Counter[tuple[str, str]]()
-    self._examples: dict[tuple[str, str], records.Fields] = {}
+    self._found: dict[tuple[str, str], operation.Pruned] = {}
 
   def add(
     self, rule: str, reason: str, config: configs.MatmulConfig, count: int = 1
   ) -> None:
-    self._counts[rule, reason] += count
-    self._examples.setdefault((rule, reason), triton.fields_of(config))
+    first = operation.Pruned(
+      rule=rule,
+      reason=reason,
+      implementation="triton",
+      count=0,
+      example=triton.fields_of(config),
+    )
+    known = self._found.get((rule, reason), first)
+    self._found[rule, reason] = dataclasses.replace(
+      known, count=known.count + count
+    )
 
   def all(self) -> tuple[operation.Pruned, ...]:
-    return tuple(
-      operation.Pruned(
-        rule=rule,
-        reason=reason,
-        implementation=_NAME,
-        count=count,
-        example=self._examples[rule, reason],
-      )
-      for (rule, reason), count in self._counts.items()
-    )
+    return tuple(self._found.values())
 
 
 def space(

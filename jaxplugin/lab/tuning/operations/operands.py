@@ -94,8 +94,7 @@ def operand_of(
   scale is padded.
 
   Args:
-    rng: the source of random values.
-    side: the operand to create.
+    rng, side: the source of random values, and the operand to create.
     shape: (*lead, rows, k).
     may_quantize: whether a kernel may quantize unquantized values to int8.
   """
@@ -177,11 +176,6 @@ def check(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
   """Raises InexactResultError unless a result has the expected numbers.
 
   0 and -0 are equal. Results of gelu and silu may have an approximation error.
-
-  Args:
-    result: the result for exact operands.
-    expected: the expected result.
-    problem: the computed problem.
   """
   if result.dtype != expected.dtype or result.shape != expected.shape:
     raise InexactResultError(

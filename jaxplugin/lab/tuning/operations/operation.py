@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import jax
@@ -35,31 +35,30 @@ _NO_TABLES: Final = resolution.Overlay(is_alone=True)
 MARGIN: Final = 2.0
 
 
+def words(config: Iterable[tuple[str, records.Scalar]]) -> str:
+  """Returns the fields of a config: "block_m=16 swap=true"."""
+  return " ".join(
+    f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+    for name, value in config
+  )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pruned:
-  """Configs that are not measured for the same reason.
+  """Configs that are not measured for the same reason, with an example."""
 
-  Attributes:
-    rule: one of `listing.RULES`.
-    reason: the reason, in words.
-    implementation: the backend of the configs.
-    count: number of configs.
-    example: one of the configs.
-  """
-
-  rule: str
+  rule: str  # one of `listing.RULES`
   reason: str
   implementation: str
   count: int = 1
   example: records.Fields = ()
 
   def __str__(self) -> str:
-    words = " ".join(f"{n}={str(v).lower()}" for n, v in self.example)
-    number = "config" if self.count == 1 else "configs"
-    of = f" ({words})" if self.count == 1 and words else ""
+    number = "configs"
+    if self.count == 1:
+      number = f"config ({words(self.example)})".removesuffix(" ()")
     return (
-      f"{self.rule}: {self.count} {self.implementation} {number}{of}:"
-      f" {self.reason}"
+      f"{self.rule}: {self.count} {self.implementation} {number}: {self.reason}"
     )
 
   def to_json(self) -> dict[str, Any]:
@@ -68,17 +67,12 @@ class Pruned:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Space:
-  """The configs of one backend for a problem.
+  """The configs of one backend for a problem."""
 
-  Attributes:
-    configs: the configs to measure. The first is (), the backend's default.
-    pruned: the other configs.
-    notes: sentences about the model.
-  """
-
+  # Those to measure. The first is (), the backend's default.
   configs: tuple[records.Fields, ...]
-  pruned: tuple[Pruned, ...] = ()
-  notes: tuple[str, ...] = ()
+  pruned: tuple[Pruned, ...] = ()  # the other configs
+  notes: tuple[str, ...] = ()  # sentences about the model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from jaxplugin.core import targets
 from jaxplugin.dot import problems
 from jaxplugin.lab.tuning.operations import (
   dots,
@@ -16,7 +15,6 @@ from jaxplugin.lab.tuning.operations import (
 )
 from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.ragged import calls
-from jaxplugin.tables import records
 
 _BY_PROBLEM: Final[dict[type, operation.TunedOperation]] = {
   problems.DotProblem: dots.DOT,
@@ -36,17 +34,3 @@ def of(problem: operation.Problem) -> operation.TunedOperation:
 def name_of(problem: operation.Problem) -> str:
   """Returns the name of a problem's operation."""
   return of(problem).operation.name
-
-
-def refusal(
-  problem: operation.Problem,
-  implementation: str,
-  config: records.Fields,
-  target: targets.Target,
-) -> str:
-  """Returns why a backend cannot compute a problem; "" if it can."""
-  backend = of(problem).operation.backends()[implementation]
-  refused = backend.supports(problem, target)
-  if refused is not None:
-    return refused.reason
-  return backend.config_error(config, problem, target) or ""

@@ -55,12 +55,8 @@ def _unpacked(text: str) -> Any:
 def compile(argument: dict[str, Any], tell: Tell) -> int:
   """Compiles the Triton kernels of a candidate, without a GPU.
 
-  Args:
-    argument: "problem", "target", "candidate".
-    tell: unused.
-
-  Returns:
-    The most bytes of registers that a kernel spills.
+  `argument` has "problem", "target" and "candidate". Returns the most bytes of
+  registers that a kernel spills.
   """
   del tell
   problem = _unpacked(argument["problem"])
@@ -74,11 +70,7 @@ def check(argument: dict[str, Any], tell: Tell) -> list[str]:
   """Compiles and runs a candidate on exact operands.
 
   The operands have the problem's sizes, then sizes that no tile divides, then
-  NaN in the padding of their scales.
-
-  Args:
-    argument: "problem" and "candidate".
-    tell: is called with the name of each check before the check starts.
+  NaN in the padding of their scales. `argument` has "problem" and "candidate".
 
   Returns:
     The checks that were skipped, each with its reason.
@@ -92,6 +84,7 @@ def check(argument: dict[str, Any], tell: Tell) -> list[str]:
   found = registry.of(problem)
   tail = found.tail(problem)
   target = targets.current_target()
+  backend = found.operation.backends()[candidate.implementation]
   skipped = []
   for name, given in (
     ("sizes", problem),
@@ -102,9 +95,11 @@ def check(argument: dict[str, Any], tell: Tell) -> list[str]:
     if given is None:
       skipped.append(f"{name}: these operands have no padding")
       continue
-    why = registry.refusal(
-      given, candidate.implementation, candidate.config, target
-    )
+    refused = backend.supports(given, target)
+    if refused is None:
+      why = backend.config_error(candidate.config, given, target)
+    else:
+      why = refused.reason
     if why and name != "sizes":
       skipped.append(f"{name}: {why}")
       continue
@@ -204,12 +199,9 @@ def run_race(
   tell: Tell,
   clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-  """Returns the new times of the candidates in `calls`.
+  """Returns the new times of the candidates in `calls`, which can run.
 
-  Args:
-    argument, tell: those of `time_all`.
-    calls: a function that takes a sample, for each candidate that can run.
-    clock: returns seconds.
+  The other arguments are those of `time_all` and `race.run`.
   """
   default = listing.candidate_of(argument["candidates"][0]).key
   if default not in calls:

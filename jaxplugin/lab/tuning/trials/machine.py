@@ -35,14 +35,9 @@ class TrialError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrialFault:
-  """Why a candidate cannot be chosen.
+  """Why a candidate cannot be chosen."""
 
-  Attributes:
-    kind: a kind of `pool.JobOutcome`, or "spills" if a kernel spills registers.
-    reason: the reason, in words.
-  """
-
-  kind: str
+  kind: str  # of `pool.JobOutcome`, or "spills" if a kernel spills registers
   reason: str
 
   def __str__(self) -> str:
@@ -224,15 +219,10 @@ class LocalMachine:
     candidates: Sequence[listing.TrialCandidate],
     progress: Progress,
   ) -> Trials:
-    """Times candidates that passed their checks, in a race.
+    """Times candidates that passed their checks, the default first, in a race.
 
     A process continues the race of the process before. Drops candidates that
     end the process.
-
-    Args:
-      problem: the problem.
-      candidates: the candidates, the default first.
-      progress: is called with a text.
     """
     default = candidates[0].key
     samples: dict[str, list[float]] = collections.defaultdict(list)
