@@ -38,8 +38,6 @@ class Optimized:
   An instruction inside a loop is counted once.
 
   Attributes:
-    name: the name of the program.
-    target: the GPU.
     custom_calls: number of calls of each target: `__cudnn$blockScaledDot`, ...
     fusions: number of fusions of each kind: "kLoop", ...
     collectives: number of collectives of each opcode.

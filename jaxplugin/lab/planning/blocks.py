@@ -40,33 +40,20 @@ Weights = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerBlock:
-  """Sizes of one block and its input.
+  """Sizes of one block and its input."""
 
-  Attributes:
-    channels: channels of the residual stream.
-    hidden: hidden channels of the MLP.
-    heads, kv_heads, head_size: sizes of attention.
-    layers: number of blocks in the model.
-    experts: number of experts; 0 for a dense model.
-    top: number of experts per token.
-    activation: "silu", or "swigluoai" of gpt-oss (`jp.nn.swigluoai`).
-    batch: number of sequences on all devices together.
-    sequence: number of tokens in a sequence.
-    remat: whether the backward pass recomputes the forward pass.
-  """
-
-  channels: int
-  hidden: int
+  channels: int  # of the residual stream
+  hidden: int  # channels of the MLP
   heads: int
   kv_heads: int
   head_size: int
-  layers: int = 1
-  experts: int = 0
-  top: int = 0
+  layers: int = 1  # number of blocks in the model
+  experts: int = 0  # 0 for a dense model
+  top: int = 0  # number of experts per token
   activation: Literal["silu", "swigluoai"] = "silu"
-  batch: int = 1
-  sequence: int = 1
-  remat: bool = False
+  batch: int = 1  # number of sequences on all devices together
+  sequence: int = 1  # number of tokens in a sequence
+  remat: bool = False  # whether the backward pass recomputes the forward pass
 
   @property
   def weights(self) -> dict[str, tuple[int, ...]]:
@@ -95,8 +82,7 @@ def _model(
   channels: int,
   hidden: int,
   heads: tuple[int, int, int],
-  experts: int = 0,
-  top: int = 0,
+  **more: Any,
 ) -> TransformerBlock:
   count, kv_count, size = heads
   return TransformerBlock(
@@ -106,9 +92,7 @@ def _model(
     heads=count,
     kv_heads=kv_count,
     head_size=size,
-    experts=experts,
-    top=top,
-    activation="swigluoai" if experts else "silu",
+    **more,
   )
 
 
@@ -120,7 +104,12 @@ MODELS: Final = {
   "llama3-8b": _model(32, 4096, 14336, (32, 8, 128)),
   "llama3-70b": _model(80, 8192, 28672, (64, 8, 128)),
   "llama3-405b": _model(126, 16384, 53248, (128, 8, 128)),
-  "gpt-oss-120b": _model(36, 2880, 2880, (64, 8, 64), experts=128, top=4),
+  "gpt-oss-120b": _model(
+    *(36, 2880, 2880, (64, 8, 64)),
+    experts=128,
+    top=4,
+    activation="swigluoai",
+  ),
 }
 
 
@@ -129,13 +118,7 @@ def check(
   layout: layouts.MeshLayout,
   microbatches: int | None = None,
 ) -> None:
-  """Checks that the layout fits the block, and the microbatches if given.
-
-  Raises:
-    ValueError: If the layout does not divide a size of the block, has ep but
-      the block has no experts or there are microbatches, or the microbatches do
-      not divide the rows of a device.
-  """
+  """Raises ValueError unless the layout and microbatches fit the block."""
   if microbatches is not None:
     parts = microbatches * layout.size("dp", "fsdp")
     if "ep" in layout.names or block.batch % parts:
@@ -194,13 +177,10 @@ class ShardedBlock:
   share: Share
   out_format: str | None = None
 
-  def _sharding(self, spec: PartitionSpec) -> NamedSharding:
-    return NamedSharding(self.mesh, spec)
-
   def _split(self, x: jax.Array, spec: PartitionSpec) -> jax.Array:
     if not self.layout.axes:
       return x
-    return lax.with_sharding_constraint(x, self._sharding(spec))
+    return lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
   def forward(self, weights: Weights, x: jax.Array) -> jax.Array:
     """Returns the block's output, bf16[batch, sequence, channels]."""
@@ -275,12 +255,10 @@ class ShardedBlock:
       return y.reshape(experts, -1, size)
 
     y = mapped(send, x)
-    gate, up = (
-      self.dot_general(y, weights[name], _EXPERTS_NUMBERS)
-      for name in ("gate", "up")
+    linear = lambda y, name: self.dot_general(
+      y, weights[name], _EXPERTS_NUMBERS
     )
-    y = self._activation(gate, up)
-    y = self.dot_general(y, weights["down"], _EXPERTS_NUMBERS)
+    y = linear(self._activation(linear(y, "gate"), linear(y, "up")), "down")
     y = y.reshape(experts, devices, -1, x.shape[-1])
     y = split(y, layout.sent_rows())
     y = split(y.transpose(1, 2, 0, 3), layout.rows())
@@ -294,7 +272,7 @@ class ShardedBlock:
     """Returns weights and rows as abstract bf16 arrays with shardings."""
 
     def array(shape: tuple[int, ...], spec: PartitionSpec) -> Any:
-      sharding = self._sharding(spec)
+      sharding = NamedSharding(self.mesh, spec)
       return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)
 
     weights = {

@@ -217,15 +217,10 @@ _IDS: Final = re.compile(r"\[([\d,]+)\]T\(([\d,]+)\)")
 _MESH_SIZE: Final = re.compile(r"'?([\w.-]+)'?=(\d+)")
 _MESH_AXIS: Final = re.compile(r"'?([\w.-]+)'?(?::\((\d+)\)(\d+))?")
 _PAIRS: Final = re.compile(r'source_target_pairs="?(\{(?:\{\d+,\d+\},?)*\})')
-_NUMBERS: Final = re.compile(r"\d+")
 
 
 def _groups_of_line(line: str, count: int) -> np.ndarray:
-  """Returns the replica groups of a collective, s64[groups, group size].
-
-  Args:
-    line: an instruction in HLO text.
-    count: number of devices of the program.
+  """Returns the replica groups in a line of HLO, s64[groups, group size].
 
   Raises:
     ValueError: If the line has no groups in a known syntax, or the groups
@@ -236,10 +231,7 @@ def _groups_of_line(line: str, count: int) -> np.ndarray:
     return _of_mesh(mesh["sizes"], mesh["ids"], mesh["axes"])
   listed = _LISTED.search(line)
   if listed is not None:
-    groups = [
-      [int(n) for n in _NUMBERS.findall(group)]
-      for group in re.findall(r"\{([\d,]+)\}", listed[1])
-    ]
+    groups = [_numbers(x) for x in re.findall(r"\{([\d,]+)\}", listed[1])]
     groups = groups or [[*range(count)]]
     if len({len(group) for group in groups}) > 1:
       raise ValueError(f"collectives: groups differ in size: {listed[1]}")
@@ -252,27 +244,22 @@ def _groups_of_line(line: str, count: int) -> np.ndarray:
 
 
 def _pairs_of_line(line: str) -> np.ndarray:
-  """Returns the (source, target) pairs of a permutation, s64[pairs, 2].
-
-  Raises:
-    ValueError: If the line has no pairs.
-  """
+  """Returns the (source, target) pairs of a permutation, s64[pairs, 2]."""
   found = _PAIRS.search(line)
   if found is None:
     raise ValueError(f"collectives: cannot read pairs of devices in: {line}")
-  numbers = [int(n) for n in _NUMBERS.findall(found[1])]
-  return np.asarray(numbers).reshape(-1, 2)
+  return np.asarray(_numbers(found[1])).reshape(-1, 2)
 
 
-def _sizes(text: str) -> list[int]:
-  return [int(n) for n in text.split(",")]
+def _numbers(text: str) -> list[int]:
+  return [int(n) for n in re.findall(r"\d+", text)]
 
 
 def _of_iota(shape: str, reshaped: str, order: str | None) -> np.ndarray:
-  ids = np.arange(math.prod(_sizes(reshaped))).reshape(_sizes(reshaped))
+  ids = np.arange(math.prod(_numbers(reshaped))).reshape(_numbers(reshaped))
   if order is not None:
-    ids = ids.transpose(_sizes(order))
-  return ids.reshape(_sizes(shape))
+    ids = ids.transpose(_numbers(order))
+  return ids.reshape(_numbers(shape))
 
 
 def _of_ids(text: str) -> np.ndarray:
@@ -283,7 +270,7 @@ def _of_ids(text: str) -> np.ndarray:
   elif transposed is not None:
     found = _of_iota(transposed[1], *transposed.groups())
   else:
-    found = np.asarray([int(n) for n in _NUMBERS.findall(text)])
+    found = np.asarray(_numbers(text))
   return found.reshape(-1)
 
 
@@ -319,12 +306,8 @@ def _of_mesh(sizes: str, ids: str | None, axes: str) -> np.ndarray:
 def _axes_of(groups: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:
   """Returns the mesh axes along which devices in the same group differ.
 
-  Args:
-    groups: s64[groups, group size], positions in the mesh.
-    mesh: names and sizes of the mesh axes.
-
   Raises:
-    ValueError: If a position is outside of the mesh.
+    ValueError: If a position in s64[groups, group size] is not in the mesh.
   """
   if groups.size and groups.max() >= math.prod(mesh.values()):
     raise ValueError(

@@ -42,33 +42,20 @@ _HOST_GPUS: Final = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelPlan:
-  """The costs of a program on one of its devices.
+  """The costs of a program on one of its devices."""
 
-  Attributes:
-    name: the name of the model or function.
-    layout: the layout of the arrays.
-    format: the format of the matmuls, one of `FORMATS`.
-    target: the GPU.
-    devices: number of GPUs.
-    collectives: the collectives of the program.
-    argument_bytes, output_bytes, temp_bytes: memory of one device.
-    seconds: time to trace and compile, on the machine that made the plan.
-    kernels: the kernels of the program; () if they are not counted.
-    bandwidth: bytes a second of the GPU's memory; None if not known.
-  """
-
-  name: str
-  layout: str
-  format: str
+  name: str  # of the model or function
+  layout: str  # of the arrays
+  format: str  # of the matmuls, one of `FORMATS`
   target: str
-  devices: int
+  devices: int  # number of GPUs
   collectives: tuple[collectives.Collective, ...]
   argument_bytes: int
   output_bytes: int
   temp_bytes: int
-  seconds: float
-  kernels: tuple[traffic.Kernel, ...] = ()
-  bandwidth: float | None = None
+  seconds: float  # to trace and compile
+  kernels: tuple[traffic.Kernel, ...] = ()  # () if they are not counted
+  bandwidth: float | None = None  # bytes a second of the GPU's memory
 
   @property
   def received(self) -> float:
@@ -144,10 +131,8 @@ def of_block(
   """Returns the plan of a block, forward and backward.
 
   Args:
-    name: the name of the model.
+    name, format, target: see `ModelPlan`.
     block, layout: sizes and shardings that fit (`blocks.check`).
-    format: the format of matmuls, one of `FORMATS`.
-    target: the GPU.
     shares: whether `jp.quantize_operand` quantizes an input once for query, key
       and value, and once for gate and up of a dense MLP.
     microbatches, is_summed_once: as for `ShardedBlock.microbatch_step`; None
@@ -190,14 +175,8 @@ def of_traffic(
 ) -> ModelPlan:
   """Returns the plan of a block on one device, with its kernels.
 
-  Args:
-    name: the name of the model.
-    block, format, fuses, trains: see `on_one_device`.
-    target: an NVIDIA GPU, or the CPU of this machine.
-
-  Raises:
-    ValueError: If `format` is unknown. See also `deviceless.mesh`.
-    jax.errors.JaxRuntimeError: If XLA cannot compile the program.
+  The arguments are those of `on_one_device`. The target is an NVIDIA GPU, or
+  the CPU of this machine.
   """
   mesh = Mesh(jax.devices("cpu")[:1], ("x",))
   if target.platform == "cuda":
@@ -298,10 +277,9 @@ def of_function(
   """Returns the plan of a function whose dots `jp.quantize_dots` quantizes.
 
   Args:
-    name: the name of the function.
+    name, layout, format, target: see `ModelPlan`.
     fn: a function whose first argument has the parameters.
     args: abstract arrays with shardings on `mesh`.
-    layout, format, target: see `of_block`.
     mesh: `make_mesh(layout, target)`.
 
   Raises:

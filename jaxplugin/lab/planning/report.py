@@ -136,9 +136,7 @@ def _traffic_rows(found: Sequence[plans.ModelPlan]) -> Iterator[list[str]]:
 def text(found: Sequence[plans.ModelPlan], *, times: bool = True) -> str:
   """Returns a table for each name and layout, in the order of the plans.
 
-  Args:
-    found: plans.
-    times: whether to print compile times, which vary between runs.
+  `times` is whether to print compile times, which vary between runs.
   """
   groups: dict[str, list[plans.ModelPlan]] = {}
   for plan in found:
