@@ -273,7 +273,8 @@ class TransformationsTest(parameterized.TestCase):
 
     expected = np.zeros((LAYERS, N, K))
     expected[1] = x.sum(0)
-    np.testing.assert_allclose(jax.grad(loss)(weights), expected, rtol=1e-6)
+    found = jax.jit(jax.grad(loss))(weights)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 class ErrorsTest(parameterized.TestCase):

@@ -98,13 +98,17 @@ def cast(tree, dtype=jnp.bfloat16):
 
 def calls_of_cast(name):
   """Functions and calls of them with an array whose float leaves were cast."""
-  array = jp.quantize(draw(128, 64), name)
+
+  @jax.jit
+  def make(x):
+    array = jp.quantize(x, name)
+    prepared = jp.prepare_weights(array, jp.named_target("b200"))
+    others = array.T, jp.stack([array, array]), prepared
+    return array, jp.quantize(x[:4], name), cast((array, *others))
+
+  array, lhs, (bad, bad_t, stack, prepared) = make(draw(128, 64))
   x, sizes = jnp.ones((4, 64), jnp.bfloat16), jnp.array([2, 2])
   weight = cast(jp.QuantizedWeight(array, (128, 64), (1,)))
-  lhs = jp.quantize(draw(4, 64), name)
-  bad, bad_t = cast(array), cast(array.T)
-  stack = cast(jp.stack([array, array]))
-  prepared = cast(jp.prepare_weights(array, jp.named_target("b200")))
   return (
     ("dequantize", lambda: jp.dequantize(bad)),
     ("dequantize", lambda: jax.jit(jp.dequantize)(bad)),

@@ -294,21 +294,20 @@ class FusedGradientsTest(parameterized.TestCase):
       np.testing.assert_array_equal(got[name], value)
 
   def test_gradients_are_near_those_of_the_model(self):
-    params, x = arrays()
-    for fn in (gated_mlp, halves_mlp, biased_mlp, ungated_mlp):
-      got, other = (
-        jax.jit(
-          jax.grad(loss_of(jp.quantize_dots(fn, "mxfp8", **options)), (0, 1))
-        )(params, x)
-        for options in ({"fuse_activations": True}, {})
-      )
-      want = jax.jit(jax.grad(loss_of(fn), (0, 1)))(params, x)
-      for a, b, c in zip(
-        *map(jax.tree.leaves, (got, other, want)), strict=True
-      ):
-        error, usual = (np.linalg.norm(np.asarray(e - c)) for e in (a, b))
-        # Both round the same matmuls; only the gradients' f32 bits differ.
-        self.assertLessEqual(error, 1.1 * usual)
+    functions = (gated_mlp, halves_mlp, biased_mlp, ungated_mlp)
+    separate = functools.partial(jp.quantize_dots, recipe="mxfp8")
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(form, params, x):
+      return [
+        jax.grad(loss_of(form(fn)), (0, 1))(params, x) for fn in functions
+      ]
+
+    results = [run(form, *arrays()) for form in (fused, separate, lambda f: f)]
+    for a, b, c in zip(*map(jax.tree.leaves, results), strict=True):
+      error, usual = (np.linalg.norm(np.asarray(e - c)) for e in (a, b))
+      # Both round the same matmuls; only the gradients' f32 bits differ.
+      self.assertLessEqual(error, 1.1 * usual)
 
   @parameterized.parameters(
     "outside", "inside", "checkpoint", "jit", "jitted silu", "checkpointed silu"
@@ -377,31 +376,31 @@ class FusedGradientsTest(parameterized.TestCase):
       ungated_mlp: (1, ["inside", "weights"]),
       halves_mlp: (1, ["outside", "halves of rows"]),
     }
-
-    def gradient(fn, form):
-      return jax.grad(loss_of(form(fn)), 1)
+    # Each is traced once, to be explained and to be run.
+    gradients = {
+      (fn, name): jax.jit(jax.grad(loss_of(form(fn)), 1))
+      for fn in functions
+      for name, form in {"": fused, **forms}.items()
+    }
 
     @jax.jit
     def run(params, x):
       return {
-        fn.__name__: [
-          gradient(fn, form)(params, x)
-          for form in (fused, *(forms[name] for name in names))
-        ]
+        fn.__name__: [gradients[fn, name](params, x) for name in ("", *names)]
         for fn, (_, names) in functions.items()
       }
 
     # Kernels round the sigmoid otherwise.
     with targets.use_target(quantization_lowerings.OPERATIONS):
       results = run(params, x)
-    for fn, (number, names) in functions.items():
-      for name, form in forms.items():
-        with self.subTest(f"{fn.__name__}, {name}"):
-          self.assertLen(found(gradient(fn, form), params, x), number)
-      plain, *others = results[fn.__name__]
-      for name, other in zip(names, others, strict=True):
-        with self.subTest(f"bits of {fn.__name__}, {name}"):
-          np.testing.assert_array_equal(other, plain)
+      for fn, (number, names) in functions.items():
+        for name in forms:
+          with self.subTest(f"{fn.__name__}, {name}"):
+            self.assertLen(found(gradients[fn, name], params, x), number)
+        plain, *others = results[fn.__name__]
+        for name, other in zip(names, others, strict=True):
+          with self.subTest(f"bits of {fn.__name__}, {name}"):
+            np.testing.assert_array_equal(other, plain)
 
   def test_second_derivative_of_a_quantized_gradient_is_an_error(self):
     params, x = arrays()
@@ -413,21 +412,26 @@ class FusedGradientsTest(parameterized.TestCase):
   def test_devices_compute_their_part(self):
     params, x = arrays()
     mesh = Mesh(np.reshape(jax.devices()[:4], (2, 2)), ("data", "model"))
-    for fn in (gated_mlp, halves_mlp, ungated_mlp):
-      step = jax.grad(loss_of(fused(fn)), (0, 1))
-      want = jax.jit(step)(params, x)
-      place = lambda a, *spec: jax.device_put(
-        a, jax.sharding.NamedSharding(mesh, P(*spec))
-      )
-      split = {
-        "gate": place(params["gate"], None, "model"),
-        "up": place(params["up"], None, "model"),
-        "down": place(params["down"], "model", None),
-      }
-      got = jax.jit(step)(split, place(x, "data"))
-      for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        largest = abs(np.asarray(b)).max()
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * largest)
+    place = lambda a, *spec: jax.device_put(
+      a, jax.sharding.NamedSharding(mesh, P(*spec))
+    )
+    split = {
+      "gate": place(params["gate"], None, "model"),
+      "up": place(params["up"], None, "model"),
+      "down": place(params["down"], "model", None),
+    }
+
+    @jax.jit
+    def run(params, x):
+      return [
+        jax.grad(loss_of(fused(fn)), (0, 1))(params, x)
+        for fn in (gated_mlp, halves_mlp, ungated_mlp)
+      ]
+
+    got, want = run(split, place(x, "data")), run(params, x)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+      largest = abs(np.asarray(b)).max()
+      np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * largest)
 
   def test_shard_map_sums_gradients_over_devices(self):
     params, x = arrays()
