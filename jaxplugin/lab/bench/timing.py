@@ -57,10 +57,8 @@ def in_turns(
 
   Args:
     calls: functions that return milliseconds, or None if they failed.
-    rounds: maximum number of rounds.
-    seconds: time limit of all calls together, checked after `min_rounds`.
-    min_rounds: minimum number of rounds of each call.
-    clock: returns seconds.
+    rounds, min_rounds: limits on the rounds of each call.
+    seconds: time limit of all calls together by `clock`.
   """
   names = list(calls)
   share = seconds / max(1, len(names))

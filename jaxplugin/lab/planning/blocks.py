@@ -293,10 +293,7 @@ class ShardedBlock:
 
     The function step(weights, x, g) returns the output and the gradients with
     respect to weights and x, where g is the output's cotangent. A gradient has
-    the sharding of its array.
-
-    Args:
-      transform: transforms the forward pass, such as `jp.quantize_dots`.
+    the sharding of its array. `transform` transforms the forward pass.
     """
     weights, rows = self.arguments()
     shardings = jax.tree.map(lambda x: x.sharding, (weights, rows))

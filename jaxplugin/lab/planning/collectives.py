@@ -83,14 +83,9 @@ class Collective:
 
 
 def of_compiled(compiled: Any, mesh: Mesh) -> tuple[Collective, ...]:
-  """Returns the collectives of a program that was compiled for a mesh.
+  """Returns the collectives of `jax.stages.Compiled` or jaxlib's executable.
 
-  Args:
-    compiled: `jax.stages.Compiled`, or jaxlib's executable.
-    mesh: the mesh of the arguments' shardings.
-
-  Raises:
-    ValueError: See `of_text`.
+  `mesh` is the mesh of the arguments' shardings. Raises as `of_text` does.
   """
   return of_text(hlo_text.of_compiled(compiled), mesh.shape)
 

@@ -151,10 +151,8 @@ def check_dot(
 def relative_error(result: Any, lhs: Any, rhs: Any) -> float:
   """Returns norm(result - exact) / norm(exact) of some rows and columns.
 
-  Args:
-    result: floats [m, n].
-    lhs: unquantized activations [m, k].
-    rhs: weights [n, k] as the measured code rounded them.
+  `lhs` has unquantized activations [m, k], and `rhs` the weights [n, k] as the
+  measured code rounded them.
   """
   rows = some(lhs.shape[0], _MAX_ROWS)
   columns = some(rhs.shape[0], _MAX_COLUMNS)

@@ -56,7 +56,7 @@ class Launched:
   """The results of a launch.
 
   Attributes:
-    arrays: the arguments after the launch, in order.
+    arrays: the arguments after the launch.
     counts: "warp instructions" is the number of instructions summed over warps,
       and "of <name>" the number with this name. "matrix products" is the number
       of matrix instructions. "<kind> wavefronts" is the number of passes

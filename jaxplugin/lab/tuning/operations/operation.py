@@ -120,8 +120,8 @@ class TunedOperation:
   ) -> tuple[dict[str, jax.Array], Any]:
     """Returns a problem's operands by name, and the expected result.
 
-    The result is exact except for the final rounding and the error of an
-    activation. It is None unless `is_exact`.
+    The result is None unless `is_exact`. Only its last rounding and its
+    activation have errors.
 
     Raises:
       operands.OperandsError: If `refusal` has a reason.

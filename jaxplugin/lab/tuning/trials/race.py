@@ -179,13 +179,11 @@ def run(
   The order of the candidates differs between rounds, but not between runs.
 
   Args:
-    calls: a function for each candidate that can run. It returns its time.
+    calls: returns a time of each candidate that can run.
     samples: times of earlier rounds. The new times are appended.
-    default: the candidate with which the others are compared.
+    default, all_rounds: as for `Race`.
     rounds: maximum number of rounds to run now.
-    all_rounds: maximum number of rounds of the race.
-    seconds: time limit, after `MIN_ROUNDS`.
-    clock: returns seconds.
+    seconds: time limit by `clock`, after `MIN_ROUNDS`.
   """
   first, end = len(samples[default]), clock() + seconds
   race = Race(samples, default, all_rounds)
