@@ -230,19 +230,17 @@ def read(path: str | os.PathLike[str]) -> BenchRun:
   try:
     data = json.loads(pathlib.Path(path).read_text())
     schema = data["schema"]
-    if schema != SCHEMA:
-      raise ResultError(
-        f"bench: {path} has schema {schema}, this version reads {SCHEMA}; run"
-        " bench again"
-      )
-    return _run(data)
+    if schema == SCHEMA:
+      return _run(data)
   except (ValueError, KeyError, TypeError) as error:
-    if isinstance(error, ResultError):
-      raise
     raise ResultError(
       f"bench: {path} must be a file of results ({type(error).__name__}:"
       f" {error})"
     ) from error
+  raise ResultError(
+    f"bench: {path} has schema {schema}, this version reads {SCHEMA}; run bench"
+    " again"
+  )
 
 
 def _run(data: dict[str, Any]) -> BenchRun:

@@ -139,13 +139,6 @@ def _copy_async(block: blocks.Block, instruction: parsing.Instruction) -> None:
   block.copies[-1].append((places, data[block.active], lanes))
 
 
-def _commit_copies(
-  block: blocks.Block, instruction: parsing.Instruction
-) -> None:
-  del instruction
-  block.copies.append([])
-
-
 def _wait_for_copies(
   block: blocks.Block, instruction: parsing.Instruction
 ) -> None:
@@ -337,7 +330,7 @@ HANDLERS: Final[dict[str, blocks.Handler]] = {
   "st": _store,
   "cp.async.ca": _copy_async,
   "cp.async.cg": _copy_async,
-  "cp.async.commit_group": _commit_copies,
+  "cp.async.commit_group": lambda block, _: block.copies.append([]),
   "cp.async.wait_group": _wait_for_copies,
   "cp.async.wait_all": _wait_for_copies,
   "ldmatrix": _load_matrix,

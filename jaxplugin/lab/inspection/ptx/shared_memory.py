@@ -196,11 +196,11 @@ class SharedMemory:
   def _places(
     self, addresses: np.ndarray, size: int, actors: np.ndarray, kind: str
   ) -> np.ndarray:
-    if (addresses < 0).any() or (addresses + size > len(self._bytes)).any():
-      bad = addresses[(addresses < 0) | (addresses + size > len(self._bytes))]
+    outside = (addresses < 0) | (addresses + size > len(self._bytes))
+    if outside.any():
       raise faults.OutOfBounds(
-        f"access of {size} bytes at byte {int(bad[0])} of shared memory, which"
-        f" has {len(self._bytes)}"
+        f"access of {size} bytes at byte {int(addresses[outside][0])} of shared"
+        f" memory, which has {len(self._bytes)}"
       )
     if (addresses % min(size, _VECTOR_BYTES)).any():
       raise faults.Misaligned(f"access of {size} bytes of shared memory")
