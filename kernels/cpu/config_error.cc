@@ -84,8 +84,10 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
   const ShapeSides sides = SidesOf(shape);
   switch (engine) {
     case Engine::kIntegerAvx2:
-      if (!IsE2M1(shape.lhs) || !IsE2M1(shape.rhs)) {
-        return {who + " needs two sides of e2m1", pair};
+      if (!AreBytesAvx2(shape.lhs, shape.rhs)) {
+        return {who + " needs sides of int8, int4 or e2m1, and no wide scales of"
+                      " two sides of e2m1",
+                pair};
       }
       break;
     case Engine::kNeonIntegers:

@@ -35,7 +35,8 @@ constexpr Kernels kBaselineKernels = {
 
 constexpr Kernels kAvx2Kernels = {
     "avx2", DotAvx2, GateAvx2, SumBlocksAvx2, AddOffsetsAvx2, QuantizeAvx2,
-    DequantizeAvx2, QuantizeOperandAvx2, QuantizeRunAvx2, nullptr};
+    DequantizeAvx2, QuantizeOperandAvx2, QuantizeRunAvx2,
+    QuantizeRowsAvx2};
 
 // __builtin_cpu_supports also checks that the operating system supports AVX.
 bool HasAvx2() {
@@ -56,18 +57,21 @@ constexpr auto kDotBelowBf16 = DotAvx2;
 constexpr auto kGateBelowBf16 = GateAvx2;
 constexpr auto kSumBlocks = SumBlocksAvx2;
 constexpr auto kAddOffsets = AddOffsetsAvx2;
+constexpr auto kQuantizeRows = QuantizeRowsAvx2;
 #else
 constexpr auto kDotBelowBf16 = DotBaseline;
 constexpr auto kGateBelowBf16 = GateBaseline;
 constexpr auto kSumBlocks = SumBlocksBaseline;
 constexpr auto kAddOffsets = AddOffsetsBaseline;
+constexpr bool (*kQuantizeRows)(const Operand&, const QuantizedRows&,
+                                const Parallel&) = nullptr;
 #endif
 // CMakeLists.txt compiles the emulated kernels for AVX2 on x86-64, and without
 // instruction set flags on other machines.
 constexpr Kernels kAvx512Kernels = {
     "avx512_emulated", kDotBelowBf16, kGateBelowBf16, kSumBlocks, kAddOffsets,
     QuantizeAvx512, DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512,
-    nullptr};
+    kQuantizeRows};
 constexpr Kernels kAvx512Bf16Kernels = {
     "avx512_bf16_emulated", DotAvx512Bf16, GateAvx512, kSumBlocks, kAddOffsets,
     QuantizeAvx512, DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512,
@@ -87,7 +91,8 @@ bool HasAvx512Bf16() { return HasAvx512(); }
 
 constexpr Kernels kAvx512Kernels = {
     "avx512", DotAvx2, GateAvx2, SumBlocksAvx2, AddOffsetsAvx2, QuantizeAvx512,
-    DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512, nullptr};
+    DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512,
+    QuantizeRowsAvx2};
 constexpr Kernels kAvx512Bf16Kernels = {
     "avx512_bf16", DotAvx512Bf16, GateAvx512, SumBlocksAvx2, AddOffsetsAvx2,
     QuantizeAvx512, DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512,

@@ -279,6 +279,7 @@ bool DotAmx(const DotArgs&, const Parallel&);  // requires AmxIsCompiled()
 bool DotOfFewRowsAvx512(const DotArgs&, const Parallel&, bool* is_done);
 bool DotNeonDotprod(const DotArgs&, const Parallel&);
 bool DotNeonI8mm(const DotArgs&, const Parallel&);
+bool QuantizeRowsAvx2(const Operand&, const QuantizedRows&, const Parallel&);
 bool QuantizeRowsAvx512(const Operand&, const QuantizedRows&, const Parallel&);
 bool QuantizeRowsNeon(const Operand&, const QuantizedRows&, const Parallel&);
 bool GateBaseline(const GateArgs&, const Parallel&);

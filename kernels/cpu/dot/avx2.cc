@@ -19,9 +19,11 @@ namespace {
 #include "simd/sums.inl"
 #include "dot/blocked.inl"
 #include "simd/unpack_avx2.inl"
+#include "dot/bytes.inl"
 #include "dot/engine_float_avx2.inl"
 #include "dot/few_rows_avx2.inl"
 #include "dot/engine_integer_avx2.inl"
+#include "dot/quantize_rows.inl"
 
 // Returns the config's engine if it is an AVX2 engine, else the rule's engine.
 Engine EngineOf(const DotArgs& args) {
@@ -45,15 +47,18 @@ bool Dot(const DotArgs& args, const Parallel& parallel) {
   if (engine == Engine::kFloatAvx2) {
     return BlockedDot<EngineFloat>(args, parallel);
   }
-  return PieceOf(args.lhs) == 32 && PieceOf(args.rhs) == 32
-             ? BlockedDot<EngineInteger<32>>(args, parallel)
-             : BlockedDot<EngineInteger<16>>(args, parallel);
+  return IntegerDot(args, parallel);
 }
 
 }  // namespace
 
 bool DotAvx2(const DotArgs& args, const Parallel& parallel) {
   return Dot(args, parallel);
+}
+
+bool QuantizeRowsAvx2(const Operand& x, const QuantizedRows& out,
+                      const Parallel& parallel) {
+  return QuantizeRows(x, out, parallel);
 }
 
 bool GateAvx2(const GateArgs& args, const Parallel& parallel) {

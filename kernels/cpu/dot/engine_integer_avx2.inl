@@ -1,14 +1,24 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine of the large dot for two E2M1 operands with AVX2, in integers.
-// Twice an E2M1 value is an integer from -12 to 12. vpmaddubsw multiplies bytes
-// and adds in 16 bits, so the sum of a block is exact. Once per block, the sum
-// is converted to float32 and multiplied by both scales. A block of 32 values
-// needs 8 multiplications for 256 products; float32 needs 32.
+// The engine of the large dot for two operands of E2M1, int4 or int8 with AVX2,
+// in integers. Twice an E2M1 value is an integer from -12 to 12. The sum of a
+// block is exact. Once per block, the sum is converted to float32 and multiplied
+// by both scales. For 256 products of a block of 32 values, float32 needs 32
+// multiplications.
 //
-// vpmaddubsw multiplies unsigned bytes by signed bytes. So the strip's bytes
-// are increased by 12, and the panel holds the correction of each block's sum.
+// A strip of E2M1 or int4 needs 8: vpmaddubsw multiplies unsigned bytes by signed
+// bytes and adds in 16 bits. So the strip's bytes are increased (Bias), and the
+// panel holds the correction of each block's sum. The 16 bits may wrap before the
+// sum is complete. The corrected sum of 16 products fits: for E2M1 and int8 it
+// is at most 12 * 128 * 16 = 24576.
+//
+// A strip of int8 needs 16, because both sides are extended to words for
+// vpmaddwd.
+//
+// Roundings (see sums.inl): 15 in the sum of 16 blocks, 1 in the total. If a
+// scale is f32, bf16 or f16, also 1 in the product of two scales and 1 in the
+// first block of a sum.
 
 // Transposes 8 rows of 8 dwords.
 JAXPLUGIN_ALWAYS_INLINE void Transpose8(__m256i* rows) {
@@ -29,42 +39,44 @@ JAXPLUGIN_ALWAYS_INLINE void Transpose8(__m256i* rows) {
   }
 }
 
-// Loads 32 bytes of E2M1 from `bytes`, which has `count` bytes.
-JAXPLUGIN_ALWAYS_INLINE __m256i LoadGroup(const uint8_t* bytes, int64_t count) {
-  if (count >= kGroupBytes) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
-  }
-  alignas(32) uint8_t padded[kGroupBytes] = {};
-  if (count > 0) __builtin_memcpy(padded, bytes, count);
-  return _mm256_load_si256(reinterpret_cast<const __m256i*>(padded));
-}
-
-// kBlock is the smaller of both pieces (PieceOf).
-template <int kBlock>
+// kBlock is the smaller of both pieces (PieceOf). kIsPacked says whether the
+// strip has four bits per value.
+template <int kBlock, bool kIsPacked>
 struct EngineInteger {
   static constexpr int kTileRowsMax = 4;
   static constexpr int64_t kPanelRowsMax = int64_t{1} << 62;
   static constexpr int kStripRows = 16;  // two vectors
   static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
   static constexpr int64_t kGroup = 64;        // values
-  static constexpr int64_t kChunkGroups = 16;  // 16 KiB of a strip
+  static constexpr int64_t kChunkGroups = kIsPacked ? 16 : 8;
   static constexpr int kBlocks = kGroup / kBlock;
+  // Dwords of the values of even index in a group, and in a block: four bytes,
+  // or two words.
+  static constexpr int kDwords = kIsPacked ? 8 : 16;
+  static constexpr int kBlockDwords = kDwords / kBlocks;
+  static constexpr int64_t kCodeBytes = kIsPacked ? 32 : 64;  // of a group
   static constexpr int64_t kMaxBlocks = kChunkGroups * kBlocks;
   // Roundings (see sums.inl): 15 in the sum of 16 blocks, 1 in the total.
   static constexpr int64_t kSumGroups = 16 / kBlocks;
-  // A group of a panel row: [even values][odd values][a dword per block with
-  // its correction][scales].
-  static constexpr int64_t kPanelGroupBytes = 64 + 8 * kBlocks;
-  static constexpr int64_t kGroupCodes = kGroup * kStripRows;
+  // A group of a panel row: [even values][odd values][the correction of each
+  // block, in two words; only if kIsPacked][scales].
+  static constexpr int64_t kCorrections = 8 * kDwords;
+  static constexpr int64_t kPanelScales =
+      kCorrections + (kIsPacked ? 4 * kBlocks : 0);
+  static constexpr int64_t kPanelGroupBytes = kPanelScales + 4 * kBlocks;
+  static constexpr int64_t kGroupCodes = 8 * kDwords * kStripRows;
   static constexpr int64_t kGroupScales = kBlocks * kStripRows;
-  static constexpr int64_t kCodes = kChunkGroups * kGroupCodes;
+  static constexpr int64_t kCodes = kChunkGroups * kGroupCodes;  // 16 KiB
 
   const Operand& panel_operand;
   const Operand& strip_operand;
-  const NibbleTables tables{Format::kE2M1, nullptr};
+  const NibbleTables panel_tables, strip_tables;
 
   explicit EngineInteger(const Sides& sides)
-      : panel_operand(*sides.panel), strip_operand(*sides.strip) {}
+      : panel_operand(*sides.panel),
+        strip_operand(*sides.strip),
+        panel_tables(sides.panel->format, nullptr),
+        strip_tables(sides.strip->format, nullptr) {}
 
   static int64_t Groups(int64_t k) { return Max(CeilDiv(k, kGroup), 1); }
   static int64_t PanelRowBytes(int64_t k) {
@@ -74,13 +86,14 @@ struct EngineInteger {
     return kCodes + kChunkGroups * kGroupScales * 4;
   }
 
-  // out[i] = the scale of block b0 + i, or 0 past the end, for i < count.
+  // out[i] = the scale of block b0 + i times the unit of the integers, or 0 past
+  // the end, for i < count.
   // `count` is at most kMaxBlocks.
   static void Scales(const Operand& x, int64_t row, int64_t b0, int64_t count,
                      float* out) {
     if (PieceOf(x) == kBlock) {
       const int64_t present = Max(Min(count, PiecesOf(x) - b0), 0);
-      DecodeScales(x, row, b0, present, 0, out);
+      DecodeScales(x, row, b0, present, UnitExponent(x), out);
       for (int64_t i = present; i < count; ++i) out[i] = 0;
       return;
     }
@@ -88,7 +101,7 @@ struct EngineInteger {
     float scale[kMaxBlocks / 2];
     const int64_t c0 = b0 / 2;
     const int64_t present = Max(Min(count / 2, PiecesOf(x) - c0), 0);
-    DecodeScales(x, row, c0, present, 0, scale);
+    DecodeScales(x, row, c0, present, UnitExponent(x), scale);
     for (int64_t i = 0; i < count / 2; ++i) {
       out[2 * i] = out[2 * i + 1] = i < present ? scale[i] : 0;
     }
@@ -97,35 +110,41 @@ struct EngineInteger {
   void PackRow(int64_t row, uint8_t* tile, int64_t tile_rows,
                int64_t i) const {
     const Operand& x = panel_operand;
-    const uint8_t* codes = RowValues(x, row);
+    const __m256i bias =
+        _mm256_set1_epi8(static_cast<char>(Bias(strip_operand.format)));
     for (int64_t g = 0; g < Groups(x.k); ++g) {
       uint8_t* out = tile + (g * tile_rows + i) * kPanelGroupBytes;
-      const __m256i group = LoadGroup(codes + g * kGroupBytes,
-                                      x.row_bytes - g * kGroupBytes);
-      const __m256i nibbles[2] = {LowNibbles(group), HighNibbles(group)};
-      __m256i words = _mm256_setzero_si256();
-      for (int s = 0; s < 2; ++s) {
-        const __m256i bytes = _mm256_shuffle_epi8(tables.twice, nibbles[s]);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 32 * s), bytes);
-        words = _mm256_add_epi16(
-            words, _mm256_maddubs_epi16(_mm256_set1_epi8(12), bytes));
+      __m256i bytes[2];
+      ReadIntegers(x, row, g * kGroup, panel_tables, bytes);
+      if constexpr (kIsPacked) {
+        __m256i words = _mm256_setzero_si256();
+        for (int s = 0; s < 2; ++s) {
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 32 * s),
+                              bytes[s]);
+          words = _mm256_add_epi16(words, _mm256_maddubs_epi16(bias, bytes[s]));
+        }
+        int16_t sums[16];
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums), words);
+        for (int b = 0; b < kBlocks; ++b) {
+          int16_t correction[2] = {0, 0};  // of a dword's low and high word
+          for (int j = 0; j < 2 * kBlockDwords; ++j) {
+            correction[j % 2] -= sums[b * 2 * kBlockDwords + j];
+          }
+          __builtin_memcpy(out + kCorrections + 4 * b, correction, 4);
+        }
+      } else {
+        for (int s = 0; s < 2; ++s) {
+          __m256i* words = reinterpret_cast<__m256i*>(out + 64 * s);
+          _mm256_storeu_si256(words, _mm256_cvtepi8_epi16(
+                                         _mm256_castsi256_si128(bytes[s])));
+          _mm256_storeu_si256(
+              words + 1,
+              _mm256_cvtepi8_epi16(_mm256_extracti128_si256(bytes[s], 1)));
+        }
       }
-      int16_t sums[16];
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums), words);
       float scale[kBlocks];
       Scales(x, row, g * kBlocks, kBlocks, scale);
-      for (int b = 0; b < kBlocks; ++b) {
-        int sum = 0;
-        for (int j = 0; j < 16 / kBlocks; ++j) {
-          sum += sums[b * (16 / kBlocks) + j];
-        }
-        // The correction is in the low half of a dword. Tile adds both halves
-        // in the end.
-        const uint32_t correction = static_cast<uint16_t>(-sum);
-        scale[b] *= 0.25f;  // the bytes of both sides are twice their values
-        __builtin_memcpy(out + 64 + 4 * b, &correction, 4);
-        __builtin_memcpy(out + 64 + 4 * (kBlocks + b), &scale[b], 4);
-      }
+      __builtin_memcpy(out + kPanelScales, scale, sizeof(scale));
     }
   }
 
@@ -134,12 +153,12 @@ struct EngineInteger {
   // in the next strip.
   int64_t Ahead(int64_t g0) const {
     return g0 + kChunkGroups < Groups(strip_operand.k)
-               ? kChunkGroups * kGroupBytes
-               : kStripRows * strip_operand.row_bytes - g0 * kGroupBytes;
+               ? kChunkGroups * kCodeBytes
+               : kStripRows * strip_operand.row_bytes - g0 * kCodeBytes;
   }
 
   // Unpacks groups [g0, g0 + groups) of `count` rows. The layout of the codes
-  // is [group][8 even dwords, 8 odd dwords][16 rows], and of the scales
+  // is [group][even dwords, odd dwords][16 rows], and of the scales
   // [group][block][16 rows].
   void PackStrip(int64_t row, int64_t count, int64_t g0, int64_t groups,
                  uint8_t* strip) const {
@@ -147,29 +166,40 @@ struct EngineInteger {
                reinterpret_cast<float*>(strip + kCodes));
     const Operand& x = strip_operand;
     const int64_t ahead = Ahead(g0);
-    for (int64_t g = 0; g < groups; ++g) {
-      const int64_t left = x.row_bytes - (g0 + g) * kGroupBytes;
+    constexpr int64_t kLoads = kCodeBytes / kGroupBytes;  // of a group
+    for (int64_t load = 0; load < groups * kLoads; ++load) {
+      const int64_t begin = g0 * kCodeBytes + load * kGroupBytes;
+      uint8_t* group = strip + load / kLoads * kGroupCodes;
       for (int v = 0; v < 2; ++v) {
         __m256i codes[8];
         for (int r = 0; r < 8; ++r) {
           const int64_t past = 8 * v + r;
-          const uint8_t* at = RowValues(x, row + past) + (g0 + g) * kGroupBytes;
-          if (g % 2 == 0) {  // once per cache line
+          const uint8_t* at = RowValues(x, row + past) + begin;
+          if (load % 2 == 0) {  // once per cache line
             _mm_prefetch(reinterpret_cast<const char*>(at + ahead),
                          _MM_HINT_T1);
           }
-          codes[r] =
-              past < count ? LoadGroup(at, left) : _mm256_setzero_si256();
+          codes[r] = past < count ? LoadGroup(at, x.row_bytes - begin)
+                                  : _mm256_setzero_si256();
         }
         Transpose8(codes);
-        uint8_t* even = strip + g * kGroupCodes + 32 * v;
+        // The rows of dword d of the even values, and of the odd values.
+        __m256i* even = reinterpret_cast<__m256i*>(
+            group + load % kLoads * 8 * 64 + 32 * v);
+        __m256i* odd = even + kDwords * 2;
         for (int d = 0; d < 8; ++d) {
-          _mm256_store_si256(
-              reinterpret_cast<__m256i*>(even + d * 64),
-              _mm256_shuffle_epi8(tables.biased, LowNibbles(codes[d])));
-          _mm256_store_si256(
-              reinterpret_cast<__m256i*>(even + (8 + d) * 64),
-              _mm256_shuffle_epi8(tables.biased, HighNibbles(codes[d])));
+          __m256i both[2];
+          if constexpr (kIsPacked) {
+            both[0] =
+                _mm256_shuffle_epi8(strip_tables.biased, LowNibbles(codes[d]));
+            both[1] =
+                _mm256_shuffle_epi8(strip_tables.biased, HighNibbles(codes[d]));
+          } else {
+            both[0] = _mm256_srai_epi16(_mm256_slli_epi16(codes[d], 8), 8);
+            both[1] = _mm256_srai_epi16(codes[d], 8);
+          }
+          _mm256_store_si256(even + 2 * d, both[0]);
+          _mm256_store_si256(odd + 2 * d, both[1]);
         }
       }
     }
@@ -208,28 +238,38 @@ struct EngineInteger {
     asm("" : "+x"(two[0]), "+x"(two[1]));
   }
 
+  // Adds the products of four bytes, or of two words, to each lane.
+  JAXPLUGIN_ALWAYS_INLINE static __m256i AddProducts(__m256i sum, __m256i y,
+                                                     __m256i x) {
+    return kIsPacked ? _mm256_add_epi16(sum, _mm256_maddubs_epi16(y, x))
+                     : _mm256_add_epi32(sum, _mm256_madd_epi16(y, x));
+  }
+
   // Adds the products of kRows panel rows and a strip over `groups` groups of k
   // to c.
   template <int kRows>
   static void Tile(const uint8_t* a, int64_t tile_rows, const uint8_t* b,
                    const float* strip_scale, int64_t groups, bool is_first,
                    float* c) {
-    constexpr int kDwords = 8 / kBlocks;  // dwords of a block's even values
     const __m256i ones = _mm256_set1_epi16(1);
     __m256 sum[kRows][2];
     for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
     for (int64_t g = 0; g < groups; ++g) {
 #pragma GCC unroll 4
       for (int block = 0; block < kBlocks; ++block) {
-        __m256i words[kRows][2];
+        __m256i dots[kRows][2];
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
-          words[r][0] = words[r][1] = _mm256_set1_epi32(
-              ReadDword(a + r * kPanelGroupBytes + 64 + 4 * block));
+          dots[r][0] = dots[r][1] =
+              kIsPacked ? _mm256_set1_epi32(ReadDword(
+                              a + r * kPanelGroupBytes + kCorrections +
+                              4 * block))
+                        : _mm256_setzero_si256();
         }
-#pragma GCC unroll 8
-        for (int i = 0; i < 2 * kDwords; ++i) {
-          const int d = i / kDwords * 8 + block * kDwords + i % kDwords;
+#pragma GCC unroll 16
+        for (int i = 0; i < 2 * kBlockDwords; ++i) {
+          const int d = i / kBlockDwords * kDwords + block * kBlockDwords +
+                        i % kBlockDwords;
           const __m256i* at = reinterpret_cast<const __m256i*>(b + d * 64);
           const __m256i y0 = _mm256_load_si256(at);
           const __m256i y1 = _mm256_load_si256(at + 1);
@@ -237,11 +277,9 @@ struct EngineInteger {
           for (int r = 0; r < kRows; ++r) {
             const __m256i x =
                 _mm256_set1_epi32(ReadDword(a + r * kPanelGroupBytes + 4 * d));
-            words[r][0] =
-                _mm256_add_epi16(words[r][0], _mm256_maddubs_epi16(y0, x));
-            words[r][1] =
-                _mm256_add_epi16(words[r][1], _mm256_maddubs_epi16(y1, x));
-            KeepInRegisters(words[r]);
+            dots[r][0] = AddProducts(dots[r][0], y0, x);
+            dots[r][1] = AddProducts(dots[r][1], y1, x);
+            KeepInRegisters(dots[r]);
           }
         }
         const __m256 y_scale[2] = {_mm256_load_ps(strip_scale),
@@ -250,11 +288,12 @@ struct EngineInteger {
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           const __m256 x_scale = _mm256_broadcast_ss(
-              reinterpret_cast<const float*>(a + r * kPanelGroupBytes + 64) +
-              kBlocks + block);
+              reinterpret_cast<const float*>(a + r * kPanelGroupBytes +
+                                             kPanelScales) +
+              block);
           for (int v = 0; v < 2; ++v) {
-            const __m256 dot =
-                _mm256_cvtepi32_ps(_mm256_madd_epi16(words[r][v], ones));
+            const __m256 dot = _mm256_cvtepi32_ps(
+                kIsPacked ? _mm256_madd_epi16(dots[r][v], ones) : dots[r][v]);
             sum[r][v] = _mm256_fmadd_ps(
                 dot, _mm256_mul_ps(x_scale, y_scale[v]), sum[r][v]);
           }
@@ -311,3 +350,14 @@ struct EngineInteger {
     FinishTotals<kStripRows>(rows, c);
   }
 };
+
+// Requires two operands of E2M1, int4 or int8.
+bool IntegerDot(const DotArgs& args, const Parallel& parallel) {
+  const bool is_32 = PieceOf(args.lhs) == 32 && PieceOf(args.rhs) == 32;
+  if (IsPacked(ChooseSides(args).strip->format)) {
+    return is_32 ? BlockedDot<EngineInteger<32, true>>(args, parallel)
+                 : BlockedDot<EngineInteger<16, true>>(args, parallel);
+  }
+  return is_32 ? BlockedDot<EngineInteger<32, false>>(args, parallel)
+               : BlockedDot<EngineInteger<16, false>>(args, parallel);
+}

@@ -7,10 +7,9 @@
 // order in which codes are cheapest to expand. The scale multiplies the sum of
 // a block.
 //
-// Two E2M1 operands are multiplied as integers instead. Twice an E2M1 value is
-// an integer from -12 to 12, and vpmaddubsw adds pairs of products of bytes,
-// which is exact. So are two operands of int4 or int8. int8 weights are extended
-// to words for vpmaddwd.
+// Two operands of E2M1, int4 or int8 are multiplied as integers instead. Twice an
+// E2M1 value is an integer from -12 to 12, and vpmaddubsw adds pairs of products
+// of bytes, which is exact. int8 weights are extended to words for vpmaddwd.
 
 constexpr int kFewRowsMax = 4;  // rows of a pass; their sums are in registers
 // Values of a row whose scales are decoded together.
@@ -24,7 +23,7 @@ constexpr int64_t kPrefetchValues = 4096;
 struct FewRowsProblem {
   const Operand& x;
   const Operand& weights;
-  bool is_integer;  // E2M1 times E2M1, or integers times integers
+  bool is_integer;  // both operands are E2M1, int4 or int8
   // Codes with one byte per value expand to the value times 2^-ValueShift. The
   // few rows are multiplied by 2^row_shift, and the weights' scales by the
   // rest. So nothing overflows, and no product is a subnormal that loses bits.
@@ -35,19 +34,17 @@ struct FewRowsProblem {
 
   FewRowsProblem(const Operand& rows, const Operand& other)
       : x(rows), weights(other) {
-    const bool are_integers =
-        IsInteger(x.format) && IsInteger(weights.format);
-    const bool are_e2m1 = IsE2M1(ShapeOf(x)) && IsE2M1(ShapeOf(weights));
-    is_integer =
-        (are_integers || are_e2m1) && PieceOf(x) >= PieceOf(weights);
+    is_integer = AreBytesAvx2(ShapeOf(x), ShapeOf(weights)) &&
+                 PieceOf(x) >= PieceOf(weights);
     row_shift = ValueShift(weights.format) <= 0 ? 0
                 : IsPlain(x.format)             ? 90
                                                 : 60;
     groups = Max(CeilDiv(x.k, GroupValues(weights.format)), 1);
   }
   int ScaleShift() const {
-    const int shift = is_integer ? 0 : ValueShift(weights.format) - row_shift;
-    return shift - weights.fraction_bits;
+    return is_integer ? UnitExponent(weights)
+                      : ValueShift(weights.format) - row_shift -
+                            weights.fraction_bits;
   }
   // The layout of integer rows is [group][IntegerBytes], then a scale for each
   // piece of the weights. A group is [32 even bytes, 32 odd bytes, 16 words of
@@ -109,61 +106,32 @@ struct FewRowsProblem {
            outside == 0;
   }
 
-  // Reads group g of a row as bytes, padded with zeros: those of even and of odd
-  // values.
-  void ReadIntegers(int64_t row, int64_t g, const NibbleTables& tables,
-                    int8_t* even, int8_t* odd) const {
-    const int64_t values = GroupValues(weights.format);
-    alignas(32) uint8_t codes[64] = {};
-    const int64_t begin = BytesOf(x.format, g * values);
-    const int64_t count = Min(BytesOf(x.format, values), x.row_bytes - begin);
-    if (count > 0) __builtin_memcpy(codes, RowValues(x, row) + begin, count);
-    if (x.format == Format::kInt8) {
-      for (int i = 0; i < values / 2; ++i) {
-        even[i] = static_cast<int8_t>(codes[2 * i]);
-        odd[i] = static_cast<int8_t>(codes[2 * i + 1]);
-      }
-      return;
-    }
-    const __m256i group =
-        _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(even),
-                       _mm256_shuffle_epi8(tables.twice, LowNibbles(group)));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(odd),
-                       _mm256_shuffle_epi8(tables.twice, HighNibbles(group)));
-  }
-
   void PrepareIntegers(int64_t row, uint8_t* out) const {
     const NibbleTables tables(x.format, x.codebook);
     const __m256i ones = _mm256_set1_epi8(1);
     const __m256i bias =
         _mm256_set1_epi16(static_cast<short>(-Bias(weights.format)));
     for (int64_t g = 0; g < groups; ++g) {
-      alignas(32) int8_t bytes[2][32];
-      ReadIntegers(row, g, tables, bytes[0], bytes[1]);
+      __m256i bytes[2];
+      ReadIntegers(x, row, g * GroupValues(weights.format), tables, bytes);
       __m256i* at = reinterpret_cast<__m256i*>(
           out + IntegerBytes(weights.format) * g);
       if (!IsPacked(weights.format)) {
         for (int odd = 0; odd < 2; ++odd) {
-          _mm256_store_si256(at + odd,
-                             _mm256_cvtepi8_epi16(_mm_load_si128(
-                                 reinterpret_cast<__m128i*>(bytes[odd]))));
+          _mm256_store_si256(
+              at + odd,
+              _mm256_cvtepi8_epi16(_mm256_castsi256_si128(bytes[odd])));
         }
         continue;
       }
-      const __m256i even =
-          _mm256_load_si256(reinterpret_cast<__m256i*>(bytes[0]));
-      const __m256i odd =
-          _mm256_load_si256(reinterpret_cast<__m256i*>(bytes[1]));
       // The weights' bytes are biased, so that they are unsigned.
-      const __m256i sums = _mm256_add_epi16(_mm256_maddubs_epi16(ones, even),
-                                            _mm256_maddubs_epi16(ones, odd));
-      _mm256_store_si256(at, even);
-      _mm256_store_si256(at + 1, odd);
+      const __m256i sums =
+          _mm256_add_epi16(_mm256_maddubs_epi16(ones, bytes[0]),
+                           _mm256_maddubs_epi16(ones, bytes[1]));
+      _mm256_store_si256(at, bytes[0]);
+      _mm256_store_si256(at + 1, bytes[1]);
       _mm256_store_si256(at + 2, _mm256_mullo_epi16(sums, bias));
     }
-    // The bytes of two E2M1 operands are twice their values.
-    const float factor = x.format == Format::kE2M1 ? 0.25f : 1.0f;
     float* scale = reinterpret_cast<float*>(out + ScalesOffset());
     const int64_t columns = Pieces();
     const int64_t per_scale = PieceOf(x) / PieceOf(weights);
@@ -171,11 +139,9 @@ struct FewRowsProblem {
       const int64_t column = i / per_scale;
       float s = 0;
       if (column < PiecesOf(x)) {
-        DecodeScales(x, row, column, 1, -x.fraction_bits, &s);
+        DecodeScales(x, row, column, 1, UnitExponent(x), &s);
       }
-      for (int64_t j = i; j < Min(i + per_scale, columns); ++j) {
-        scale[j] = s * factor;
-      }
+      for (int64_t j = i; j < Min(i + per_scale, columns); ++j) scale[j] = s;
     }
   }
 };

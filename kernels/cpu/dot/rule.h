@@ -113,10 +113,12 @@ JAXPLUGIN_ALWAYS_INLINE constexpr bool IsE2M1(SideShape x) {
 //   bf16 * MXFP4  0.98  1.16  1.39
 //   MXFP8         1.02  1.28  1.40
 //   MXFP4         1.28  1.60  1.82
+// With two Zen 3 cores, 4 rows of INT8_32 take 0.67 with INT8_32, 0.86 with
+// INT4_32, and 0.97 with MXFP4.
 // (JAXPLUGIN_CPU_ISA=avx2 tests/compare/compare.sh HEAD mxfp4 5 4096 4096
 // few_rows_avx2, and so on; 2026-11.)
 inline constexpr int64_t kStreamedRowsAvx2 = 4;
-inline constexpr int64_t kStreamedIntegerRowsAvx2 = 3;
+inline constexpr int64_t kStreamedE2M1RowsAvx2 = 3;
 
 // AVX-512 streams the weights for more rows, in passes of up to 4 rows, because
 // its large dots take as long for 5 rows as for 8. Streamed over large, two Zen 4
@@ -246,19 +248,30 @@ JAXPLUGIN_ALWAYS_INLINE constexpr bool IsBytes(Format f) {
 }
 
 // Whether one side is integers and the other one integers or E2M1, with scales
-// of any kind. AVX2 would multiply more than a few rows of them in float32,
-// with 8 products per instruction instead of 64.
+// of any kind.
 JAXPLUGIN_ALWAYS_INLINE constexpr bool AreIntegers(const ShapeSides& sides) {
   return IsBytes(sides.panel.format) && IsBytes(sides.strip.format) &&
          (IsInteger(sides.panel.format) || IsInteger(sides.strip.format));
 }
 
-// Whether a dot can quantize its rows. AVX2 multiplies bytes in instructions of
-// 16 products, and has engines of bytes only for two sides of E2M1 or few rows.
-// AVX-512 and Arm's dotprod have them for all dots.
+// Whether the engines of AVX2 multiply two sides as bytes.
+JAXPLUGIN_ALWAYS_INLINE constexpr bool AreBytesAvx2(SideShape x, SideShape y) {
+  return IsBytes(x.format) && IsBytes(y.format) &&
+         (IsInteger(x.format) || IsInteger(y.format) || (IsE2M1(x) && IsE2M1(y)));
+}
+
+// The lowest instruction set with engines of bytes. AVX-512 without BF16 has
+// those of AVX2, unless it is emulated on a machine without AVX2.
+#if defined(__x86_64__)
+inline constexpr Isa kLeastIsaOfBytes = Isa::kAvx2;
+#else
+inline constexpr Isa kLeastIsaOfBytes = Isa::kAvx512Bf16;
+#endif
+
+// Whether a dot can quantize its rows.
 JAXPLUGIN_ALWAYS_INLINE constexpr bool CanQuantizeRows(Isa isa,
                                                        const DotShape& x) {
-  return isa >= Isa::kAvx512Bf16 &&
+  return isa >= kLeastIsaOfBytes &&
          ((IsPlain(x.lhs.format) && IsBytes(x.rhs.format)) ||
           (IsBytes(x.lhs.format) && IsPlain(x.rhs.format)));
 }
@@ -288,13 +301,18 @@ JAXPLUGIN_ALWAYS_INLINE constexpr int64_t FloatRowsMost(SideShape floats,
 }
 
 // Whether a dot that may quantize its rows (DotArgs::quantize_rows) does so. A
-// config that names an engine is one for bytes.
+// config that names an engine is one for bytes. AVX2 always does: of the time of
+// bf16 rows, rows in int8 take 0.5 to 0.9 with one row, 0.4 to 0.8 with 4, and 0.25
+// to 0.7 with 16 and 64 (weights of 4096 x 4096 in MXFP4, NVFP4, INT4_32, INT4_128
+// and INT8_32, two Zen 3 cores, 2026-11; tests/compare/compare.sh HEAD
+// 'int8_32*mxfp4' 1 4096 4096 and 'bf16*mxfp4', and so on). Quantizing a row takes
+// little of that.
 JAXPLUGIN_ALWAYS_INLINE bool QuantizesRows(Isa isa, const DotShape& x,
                                            Engine engine) {
   if (!CanQuantizeRows(isa, x)) return false;
   const ShapeSides sides = SidesOf(x);
-  return engine != Engine::kByRule || isa >= Isa::kNeonDotprod ||
-         !IsPlain(sides.panel.format) ||
+  return engine != Engine::kByRule || isa < Isa::kAvx512Bf16 ||
+         isa >= Isa::kNeonDotprod || !IsPlain(sides.panel.format) ||
          sides.rows > FloatRowsMost(sides.panel, sides.strip);
 }
 
@@ -336,13 +354,14 @@ inline constexpr int64_t kAmxIntegerRowsMin = 24;
 
 JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx2(const DotShape& x) {
   const ShapeSides sides = SidesOf(x);
-  const bool is_integer = IsE2M1(sides.panel) && IsE2M1(sides.strip);
-  const int64_t streamed =
-      is_integer ? kStreamedIntegerRowsAvx2 : kStreamedRowsAvx2;
+  const int64_t streamed = IsE2M1(sides.panel) && IsE2M1(sides.strip)
+                               ? kStreamedE2M1RowsAvx2
+                               : kStreamedRowsAvx2;
   if (!IsPlain(sides.strip.format) && sides.rows <= streamed) {
     return Engine::kFewRowsAvx2;
   }
-  return is_integer ? Engine::kIntegerAvx2 : Engine::kFloatAvx2;
+  return AreBytesAvx2(sides.panel, sides.strip) ? Engine::kIntegerAvx2
+                                                : Engine::kFloatAvx2;
 }
 
 JAXPLUGIN_ALWAYS_INLINE Engine RuleBelowBF16(const DotShape& x) {

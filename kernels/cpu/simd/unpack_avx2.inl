@@ -173,6 +173,43 @@ JAXPLUGIN_ALWAYS_INLINE __m256i HighNibbles(__m256i codes) {
   return LowNibbles(_mm256_srli_epi16(codes, 4));
 }
 
+// Loads 32 bytes of codes from `bytes`, which has `count` bytes.
+JAXPLUGIN_ALWAYS_INLINE __m256i LoadGroup(const uint8_t* bytes, int64_t count) {
+  if (count >= kGroupBytes) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
+  }
+  alignas(32) uint8_t padded[kGroupBytes] = {};
+  if (count > 0) __builtin_memcpy(padded, bytes, count);
+  return _mm256_load_si256(reinterpret_cast<const __m256i*>(padded));
+}
+
+// Reads values [k0, k0 + 64) of a row of E2M1, int4 or int8 as integers, padded
+// with zeros: the 32 values of even index, then those of odd index. An E2M1
+// value is doubled.
+JAXPLUGIN_ALWAYS_INLINE void ReadIntegers(const Operand& x, int64_t row,
+                                          int64_t k0,
+                                          const NibbleTables& tables,
+                                          __m256i* out) {
+  const int64_t begin = BytesOf(x.format, k0);
+  const uint8_t* at = RowValues(x, row) + begin;
+  const int64_t left = x.row_bytes - begin;
+  const __m256i codes = LoadGroup(at, left);
+  if (IsPacked(x.format)) {
+    out[0] = _mm256_shuffle_epi8(tables.twice, LowNibbles(codes));
+    out[1] = _mm256_shuffle_epi8(tables.twice, HighNibbles(codes));
+    return;
+  }
+  const __m256i even_first = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+      0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+  __m256i halves[2] = {codes, LoadGroup(at + kGroupBytes, left - kGroupBytes)};
+  for (__m256i& half : halves) {
+    half = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(half, even_first),
+                                    _MM_SHUFFLE(3, 1, 2, 0));
+  }
+  out[0] = _mm256_permute2x128_si256(halves[0], halves[1], 0x20);
+  out[1] = _mm256_permute2x128_si256(halves[0], halves[1], 0x31);
+}
+
 // Broadcasts *low to the lower four lanes and *high to the upper four.
 JAXPLUGIN_ALWAYS_INLINE __m256 SpreadTwo(const float* low, const float* high) {
   return _mm256_blend_ps(_mm256_broadcast_ss(low), _mm256_broadcast_ss(high),

@@ -58,7 +58,8 @@ def serves(engine: str, lhs: str, rhs: str, m: int) -> bool:
   plain = (*wide, "bf16")
   is_integer = [name.startswith("int") for name in (lhs, rhs)]
   is_bytes = [name in fp4 for name in (lhs, rhs)]
-  if engine in ("vnni", "few_rows_vnni") and any(is_integer):
+  engines_of_bytes = ("integer_avx2", "vnni", "few_rows_vnni")
+  if engine in engines_of_bytes and any(is_integer):
     return all(map(operator.or_, is_integer, is_bytes))
   if engine == "few_rows_vnni":
     return False

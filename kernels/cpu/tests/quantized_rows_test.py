@@ -15,9 +15,7 @@ import testing
 
 ROWS = (testing.INT8, testing.F32, 32)
 # The instruction sets that quantize rows.
-QUANTIZING = tuple(
-  isa for isa in testing.ISAS if isa in ("avx512_bf16", "amx_bf16")
-)
+QUANTIZING = tuple(isa for isa in testing.ISAS if isa != "baseline")
 WEIGHTS = (
   *("mxfp4", "nvfp4", "int8_32", "int4_32", "int4_128", "int8_row", "int4_16"),
   *("mxint8", "e2m1_48", "e2m1_64", "int8_16", "int4_128_bf16"),
@@ -28,7 +26,9 @@ SHAPES = (
   *((1, 37, 96), (2, 21, 66), (3, 70, 576), (4, 19, 4130), (5, 70, 1056)),
   *((19, 131, 544), (300, 60, 64)),
 )
-ENGINES = {"bf16": 5, "vnni": 6, "few_rows_vnni": 9}  # dot/config.h
+# Numbers of engines of bytes, and of one of floats (dot/config.h).
+AVX2_ENGINES = ((3, 4), 2)
+AVX512_ENGINES = ((6, 9), 5)
 # README.md, "Accumulation": one rounding in the product of two scales, one in
 # its product with a sum.
 DOT_ERROR_ULPS = 18 * 2.0**-24
@@ -62,16 +62,20 @@ def call(x: np.ndarray, rhs: testing.Side, *args, **kwargs) -> np.ndarray:
   return testing.call(floats(x), rhs, *args, quantize_rows=1, **kwargs)
 
 
-def multiplied(x: np.ndarray, name: str, n: int = 1 << 20) -> testing.Side:
+def multiplied(
+  x: np.ndarray, name: str, isa: str, n: int = 1 << 20
+) -> testing.Side:
   """Returns the lhs that is multiplied: `x`, or `x` in int8.
 
-  Up to a few rows stay floats, if AVX-512 streams the format of the weights.
+  Up to a few rows stay floats, if AVX-512 BF16 streams the format of the
+  weights.
   """
   rows = x.shape[-2]
   most = 1
   if x.dtype == testing.BF16:
     most = 4 if name.startswith(("int8", "mxint8")) else 8
-  if name == "e2m1_48" or rows > n:  # or the weights are the panel side
+  # The weights may be the panel side.
+  if name == "e2m1_48" or rows > n or isa in ("avx2", "avx512"):
     most = 0
   return floats(x) if rows <= most else quantized(x.astype(np.float32))
 
@@ -95,7 +99,7 @@ class QuantizedRowsTest(parameterized.TestCase):
       for dtype in testing.FLOATS:
         x = rng.standard_normal((1, m, k)).astype(dtype)
         rhs = weights(name, (1, n, k), rng)
-        lhs = multiplied(x, name, n)
+        lhs = multiplied(x, name, isa, n)
         got = call(x, rhs, isa=isa)
         np.testing.assert_array_equal(got, testing.call(lhs, rhs, isa=isa))
         testing.assert_within(got, lhs, rhs, DOT_ERROR_ULPS)
@@ -162,6 +166,24 @@ class QuantizedRowsTest(parameterized.TestCase):
       call(x, rhs, isa=isa), np.zeros((1, m, 37), np.float32)
     )
 
+  @parameterized.product(isa=QUANTIZING, m=(2, 20), value=(127, -127))
+  def test_sums_of_the_largest_products_are_exact(self, isa, m, value):
+    x = np.full((1, m, 96), value, np.float32)
+    for element, extremes in (
+      (testing.INT8, (127, -128)),
+      (testing.INT4, (7, -8)),
+      ("mxfp4", (6, -6)),
+    ):
+      for extreme in extremes:
+        values = np.full((1, 9, 96), extreme, np.float64)
+        if element == "mxfp4":
+          rhs = testing.Side(element, values, np.full((1, 9, 3), 127))
+        else:
+          kind = (element, testing.F32, 32)
+          rhs = testing.Side(kind, values, np.ones((1, 9, 3)))
+        expected = np.full((1, m, 9), 96 * value * extreme, np.float32)
+        np.testing.assert_array_equal(call(x, rhs, isa=isa), expected)
+
   @parameterized.product(isa=QUANTIZING, m=(2, 20))
   def test_zero_blocks_under_the_largest_scale_stay_zero(self, isa, m):
     """The product of both scales would overflow."""
@@ -196,7 +218,7 @@ class QuantizedRowsTest(parameterized.TestCase):
     residual = rng.standard_normal((3, m, 70)).astype(np.float32)
     options = {"activation": 2, "isa": isa}
     args = (np.float32(0.3), bias, residual)
-    lhs = multiplied(x, "nvfp4")
+    lhs = multiplied(x, "nvfp4", isa)
     np.testing.assert_array_equal(
       call(x, rhs, *args, **options), testing.call(lhs, rhs, *args, **options)
     )
@@ -217,11 +239,17 @@ class QuantizedRowsTest(parameterized.TestCase):
     rng = np.random.default_rng(7)
     x = rng.standard_normal((1, m, 96)).astype(np.float32)
     rhs = weights("mxfp4", (1, 40, 96), rng)
-    for engine in ("vnni", "few_rows_vnni"):
-      got = call(x, rhs, isa=isa, attributes={"engine": ENGINES[engine]})
+    is_avx2 = isa in ("avx2", "avx512")
+    of_bytes, of_floats = AVX2_ENGINES if is_avx2 else AVX512_ENGINES
+    for engine in of_bytes:
+      got = call(x, rhs, isa=isa, attributes={"engine": engine})
       testing.assert_within(got, quantized(x), rhs, DOT_ERROR_ULPS)
+    if is_avx2:  # its engine of floats multiplies int8, too
+      got = call(x, rhs, isa=isa, attributes={"engine": of_floats})
+      testing.assert_within(got, quantized(x), rhs, 32 * 2.0**-24)
+      return
     with self.assertRaisesRegex(testing.HandlerError, "needs sides that are"):
-      call(x, rhs, isa=isa, attributes={"engine": ENGINES["bf16"]})
+      call(x, rhs, isa=isa, attributes={"engine": of_floats})
 
 
 class RaggedTest(parameterized.TestCase):
@@ -257,7 +285,7 @@ class RaggedTest(parameterized.TestCase):
         ends = np.cumsum(self.SIZES)
         for start, end in zip((0, *ends), (*ends, 15), strict=True):
           rows = slice(start, end)
-          is_kept = multiplied(x[rows], name).values.dtype == x.dtype
+          is_kept = multiplied(x[rows], name, isa).values.dtype == x.dtype
           expected = in_floats if is_kept else in_int8
           np.testing.assert_array_equal(got[rows], expected[rows])
 
