@@ -18,7 +18,6 @@ import pytest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 
 FORMATS = formats.FORMATS
@@ -28,6 +27,13 @@ B200, A100 = jp.named_target("b200"), jp.named_target("a100")
 def quantized(format, *shape, seed=0, axis=-1, largest=1.0, **kwargs):
   x = np.random.default_rng(seed).normal(size=shape) * largest
   return jp.quantize(x.astype(np.float32), format, axis=axis, **kwargs)
+
+
+nvfp4 = functools.partial(quantized, jp.NVFP4)
+
+
+def with_global_scale(x, scale):
+  return jp.ScaledArray(x.values, x.scale, scale, x.format)
 
 
 def floats(x):
@@ -90,13 +96,23 @@ class IndexTest(parameterized.TestCase):
       ):
         self.assertEqual(x[index].global_scale.shape, shape)
 
-  @parameterized.parameters(((),), ((4,),), ((4, 5, 1),))
-  @pytest.mark.sample(1)
-  def test_global_scales_of_every_shape(self, shape):
-    x = quantized(jp.NVFP4, 4, 5, 64)
-    scales = np.exp2(np.arange(np.prod(shape))).reshape(shape)
-    x = jp.ScaledArray(x.values, x.scale, scales.astype("f"), jp.NVFP4)
-    assert_indexed(x, 2, slice(1, 3), (slice(None), 3))
+  def test_global_scales_of_every_shape(self):
+    array = quantized(jp.NVFP4, 4, 5, 64)
+    items = 2, slice(1, 3), (slice(None), 3)
+    scales = [
+      np.exp2(np.arange(np.prod(shape, dtype="i4"), dtype="f")).reshape(shape)
+      for shape in ((), (1,), (1, 1, 1, 1), (4,), (4, 5), (1, 5, 1), (4, 5, 1))
+    ]
+    arrays = [with_global_scale(array, scale) for scale in scales]
+    found = jax.jit(lambda x: [[a[i].global_scale for i in items] for a in x])
+    for scale, parts in zip(scales, found(arrays), strict=True):
+      rows = scale.reshape((*scale.shape, 1, 1, 1)[:3])
+      whole = np.broadcast_to(rows, array.shape)
+      for item, part in zip(items, parts, strict=True):
+        expected = whole[item]
+        part = np.broadcast_to(part, expected.shape)
+        np.testing.assert_array_equal(part, expected, f"{scale.shape}[{item}]")
+    assert_indexed(arrays[-1], *items)
 
   def test_blocks_along_another_axis(self):
     x = quantized(jp.NVFP4, 64, 4, 6, axis=0)
@@ -179,6 +195,32 @@ class IndexTest(parameterized.TestCase):
       x[:, 2]
 
 
+OF_LAYERS = np.array([[[0.5]], [[0.25]]], np.float32)
+
+
+def joined_cases():
+  """Returns arrays, an axis, and the joined global scale or its shape."""
+  of_rows = OF_LAYERS[..., 0]
+  rows = [
+    nvfp4(2, 64, seed=i, batch_dims=1, global_scale=of_rows) for i in range(2)
+  ]
+  own, none = nvfp4(3, 64), with_global_scale(nvfp4(3, 64, seed=1), None)
+  layers = [nvfp4(2, n, 64, batch_dims=1) for n in (3, 4)]
+  stack = nvfp4(3, 64, batch_dims=1)
+  equal = [nvfp4(n, 64, seed=n, global_scale=0.01) for n in (3, 5)]
+  each = [with_global_scale(x, jnp.array(OF_LAYERS)) for x in layers]
+  return {
+    "equal numbers": (equal, 0, (1, 1)),
+    "equal ones of layers": (each, 1, OF_LAYERS),
+    "equal ones of rows, more rows": (rows, 0, np.tile(of_rows, (2, 1))),
+    "equal ones of rows, longer rows": (rows, 1, of_rows),
+    "one is missing": ([own, none], 0, (6, 1)),
+    "both are missing": ([none, none], 0, None),
+    "an array and itself": ([stack, stack], 0, (6, 1)),
+    "those of other dimensions": (layers, 1, (2, 7, 1)),
+  }
+
+
 class ConcatenateTest(parameterized.TestCase):
   @parameterized.parameters(
     (jp.MXFP6_E2M3, 0, False),
@@ -201,61 +243,32 @@ class ConcatenateTest(parameterized.TestCase):
     expected = np.concatenate([floats(x) for x in arrays], axis)
     np.testing.assert_array_equal(floats(joined), expected)
 
-  def test_equal_global_scales_stay_one_number(self):
-    arrays = [
-      quantized(jp.NVFP4, n, 64, seed=n, global_scale=0.01) for n in (3, 5)
-    ]
-    self.assertEqual(jp.concatenate(arrays).global_scale.shape, (1, 1))
-    shared = arrays[0].global_scale
-    a, b = (x.values for x in arrays)
+  def test_global_scales_are_joined_unless_they_are_equal(self):
+    for name, (arrays, axis, expected) in joined_cases().items():
+      with self.subTest(name):
+        joined = jp.concatenate(arrays, axis)
+        np.testing.assert_array_equal(
+          floats(joined), np.concatenate([floats(x) for x in arrays], axis)
+        )
+        scale = joined.global_scale
+        if expected is None or isinstance(expected, tuple):
+          self.assertEqual(None if scale is None else scale.shape, expected)
+        else:
+          np.testing.assert_array_equal(scale, expected)
 
-    @jax.jit
-    def join(shared):
-      return jp.concatenate(
-        [
-          jp.ScaledArray(values, x.scale, shared, jp.NVFP4)
-          for values, x in zip((a, b), arrays, strict=True)
-        ],
-        axis=0,
-      ).global_scale
-
-    self.assertEqual(join(shared).shape, (1, 1))
-
-  @parameterized.parameters(False, True)
-  def test_equal_global_scales_of_stacks_stay_one_a_layer(self, jit):
-    scale = jnp.asarray([0.5, 0.25]).reshape(2, 1, 1)
-    stacks = [
-      quantized(jp.NVFP4, 2, n, 64, seed=n, batch_dims=1, global_scale=scale)
-      for n in (3, 5)
-    ]
-
-    def join(scale):
-      # Under jit all stacks have one tracer, otherwise equal arrays.
-      scales = [scale] * 2 if jit else [scale, scale + 0]
-      return jp.concatenate(
-        [
-          jp.ScaledArray(x.values, x.scale, one, jp.NVFP4)
-          for x, one in zip(stacks, scales, strict=True)
-        ],
-        axis=1,
+  def test_traced_global_scale_of_several_arrays_stays_one(self):
+    """All have one tracer."""
+    for scale, axis in ((OF_LAYERS, 1), (OF_LAYERS[:1, 0], 0)):
+      arrays = [nvfp4(*scale.shape[:-2], n, 64, seed=n) for n in (3, 5)]
+      join = jax.jit(
+        lambda scale, arrays, axis=axis: jp.concatenate(
+          [with_global_scale(x, scale) for x in arrays], axis
+        )
       )
-
-    joined = (jax.jit(join) if jit else join)(scale)
-    np.testing.assert_array_equal(joined.global_scale, scale)
-    np.testing.assert_array_equal(
-      floats(joined), np.concatenate([floats(x) for x in stacks], 1)
-    )
-
-  def test_equal_global_scales_one_a_row_are_joined(self):
-    scale = jnp.asarray([[0.5], [0.25]])
-    x, y = (
-      quantized(jp.NVFP4, 2, 64, seed=i, batch_dims=1, global_scale=scale)
-      for i in range(2)
-    )
-    np.testing.assert_array_equal(
-      jp.concatenate([x, y]).global_scale, np.tile(scale, (2, 1))
-    )
-    np.testing.assert_array_equal(jp.concatenate([x, y], 1).global_scale, scale)
+      joined = join(scale, arrays)
+      np.testing.assert_array_equal(joined.global_scale, scale)
+      own = [floats(with_global_scale(x, scale)) for x in arrays]
+      np.testing.assert_array_equal(floats(joined), np.concatenate(own, axis))
 
   @parameterized.parameters(*FORMATS)
   @pytest.mark.sample(2)
@@ -266,30 +279,6 @@ class ConcatenateTest(parameterized.TestCase):
     for stored in (arrays, [arrays[0], arrays[1].unpack()]):
       joined = jp.concatenate(stored, -1)
       np.testing.assert_array_equal(floats(joined), expected)
-
-  def test_missing_global_scale_counts_as_1(self):
-    x, y = (quantized(jp.NVFP4, 3, 64, seed=i) for i in range(2))
-    y = jp.ScaledArray(y.values, y.scale, None, jp.NVFP4)
-    np.testing.assert_array_equal(
-      floats(jp.concatenate([x, y])), np.concatenate([floats(x), floats(y)])
-    )
-    self.assertIsNone(jp.concatenate([y, y]).global_scale)
-
-  def test_array_joined_with_itself_has_its_global_scales_twice(self):
-    x = quantized(jp.NVFP4, 3, 64, batch_dims=1)
-    joined = jp.concatenate([x, x])
-    self.assertEqual(joined.global_scale.shape, (6, 1))
-    np.testing.assert_array_equal(
-      floats(joined), np.concatenate([floats(x)] * 2)
-    )
-
-  def test_global_scales_of_other_dimensions_stay(self):
-    x, y = (quantized(jp.NVFP4, 2, n, 64, batch_dims=1) for n in (3, 4))
-    joined = jp.concatenate([x, y], axis=1)
-    self.assertEqual(joined.global_scale.shape, (2, 7, 1))
-    np.testing.assert_array_equal(
-      floats(joined), np.concatenate([floats(x), floats(y)], 1)
-    )
 
   def test_weights_prepared_for_a_gpu(self):
     arrays = [quantized(jp.NVFP4, 128, 64, seed=i) for i in range(2)]
@@ -312,7 +301,6 @@ class ConcatenateTest(parameterized.TestCase):
       jp.concatenate([small, whole])
 
   def test_arrays_that_do_not_match_are_refused(self):
-    nvfp4 = functools.partial(quantized, jp.NVFP4)
     rows = (
       ([nvfp4(3, 64, seed=i) for i in range(2)], 1, TypeError,
        "same global scale.*blocked axis 1.*same global_scale"),
@@ -505,19 +493,3 @@ class DerivativeTest(parameterized.TestCase):
       return (joined * np.concatenate(expected(g, 2 * g))).sum()
 
     np.testing.assert_array_equal(jax.grad(loss)(x), 2 * g)
-
-
-class FullGlobalScaleTest(parameterized.TestCase):
-  @parameterized.parameters(
-    ((), (1, 1, 1)),
-    ((1,), (1, 1, 1)),
-    ((1, 1, 1, 1), (1, 1, 1)),
-    ((4,), (4, 1, 1)),
-    ((4, 5), (4, 5, 1)),
-    ((1, 5, 1), (1, 5, 1)),
-  )
-  @pytest.mark.sample(1)
-  def test_full_global_scale_has_the_rank_of_the_array(self, shape, expected):
-    x = quantized(jp.NVFP4, 4, 5, 64)
-    x = jp.ScaledArray(x.values, x.scale, np.ones(shape, "f"), jp.NVFP4)
-    self.assertEqual(scaled_array.full_global_scale(x).shape, expected)
