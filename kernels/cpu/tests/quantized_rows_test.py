@@ -175,13 +175,13 @@ class QuantizedRowsTest(parameterized.TestCase):
       ("mxfp4", (6, -6)),
     ):
       for extreme in extremes:
-        values = np.full((1, 9, 96), extreme, np.float64)
+        values = np.full((1, 40, 96), extreme, np.float64)
         if element == "mxfp4":
-          rhs = testing.Side(element, values, np.full((1, 9, 3), 127))
+          rhs = testing.Side(element, values, np.full((1, 40, 3), 127))
         else:
           kind = (element, testing.F32, 32)
-          rhs = testing.Side(kind, values, np.ones((1, 9, 3)))
-        expected = np.full((1, m, 9), 96 * value * extreme, np.float32)
+          rhs = testing.Side(kind, values, np.ones((1, 40, 3)))
+        expected = np.full((1, m, 40), 96 * value * extreme, np.float32)
         np.testing.assert_array_equal(call(x, rhs, isa=isa), expected)
 
   @parameterized.product(isa=QUANTIZING, m=(2, 20))
