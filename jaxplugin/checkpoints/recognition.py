@@ -105,12 +105,14 @@ def recognize(
     config=config,
     mlx=mlx or {},
   )
+  readers = [read for x in layouts.LAYOUTS if (read := x.recognize)]
   weights: dict[str, records.Entry] = {}
   for name, tensor in source.tensors.items():
     if name in wrong:
       continue
     try:
-      entry = _weight(contents, tensor)
+      found = (read(contents, tensor) for read in readers)
+      entry = next(filter(None, found), None)
     except errors.REFUSALS as error:
       wrong[name] = str(stored.fault(tensor, str(error)))
       continue
@@ -148,18 +150,6 @@ def require_all(source: stored.StoredTensors) -> dict[str, records.Entry]:
   if misfits:
     raise errors.misfit_error(misfits)
   return entries
-
-
-def _weight(
-  contents: records.Contents, tensor: stored.StoredTensor
-) -> records.Entry | None:
-  """Returns the weight that has a tensor as its values, or None."""
-  for layout in layouts.LAYOUTS:
-    if layout.recognize is not None:
-      entry = layout.recognize(contents, tensor)
-      if entry is not None:
-        return entry
-  return None
 
 
 def _without_values(

@@ -300,12 +300,6 @@ def _batch(args, dims, *, problem, **params):
   return results, (0,) * len(results)
 
 
-def _has_scale_each(eqn: Any) -> bool:
-  """Returns whether each blocking is given a separate global scale."""
-  _, _, scales, _ = eqn.params["problem"].split_operands(eqn.invars)
-  return any(scale.aval.ndim for scale in scales)
-
-
 def _without_unused(
   used_outputs: Sequence[bool], *args: Any
 ) -> tuple[list[bool], Any]:
@@ -331,13 +325,14 @@ def _without_unused(
   sums = eqn.outvars[-1:] if problem.returns_sum and used_outputs[-1] else []
   size, count = problem.results_each, len(problem.blockings)
   kept = [i for i in range(count) if any(used_outputs[i * size :][:size])]
-  if problem.returns_amax or (kept and _has_scale_each(eqn)):
+  x, more, scales, _ = problem.split_operands(eqn.invars)
+  has_scale_each = any(scale.aval.ndim for scale in scales)
+  if problem.returns_amax or (kept and has_scale_each):
     kept = list(range(count))
   if not kept and not sums:
     return [False] * len(eqn.invars), None
   is_used = [True] * len(eqn.invars)
   if not kept:
-    x, more, _, _ = problem.split_operands(eqn.invars)
     pair = [x, more["residual"]]
     is_used = [v in pair for v in eqn.invars]
     eqn = eqn.replace(invars=pair, outvars=sums, primitive=lax.add_p, params={})

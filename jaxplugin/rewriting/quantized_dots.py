@@ -121,7 +121,8 @@ def quantize_dots(
     plain_args, plain_kwargs = list(args), dict(kwargs)
     for p in positions:
       x = _argument(p, args, kwargs)
-      if any(map(quantized_operand.is_operand, _leaves(x))):
+      is_operand = quantized_operand.is_operand
+      if any(map(is_operand, jax.tree.leaves(x, is_leaf=is_operand))):
         into: Any = plain_kwargs if isinstance(p, str) else plain_args
         into[p] = quantized_already.arrays(x, f"argument {p!r}")
 
@@ -202,10 +203,6 @@ def _argument(
     f" arguments and keywords {sorted(kwargs)}; change params= to match the"
     " call"
   )
-
-
-def _leaves(tree: Any) -> list[Any]:
-  return jax.tree.leaves(tree, is_leaf=quantized_operand.is_operand)
 
 
 # Matmuls of this package that code calls.

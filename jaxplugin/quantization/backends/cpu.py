@@ -233,7 +233,12 @@ def quantize(
 ) -> list[jax.Array]:
   """Computes the results of `quantize_p`."""
   cpu_library.register()
-  attributes = _attributes(problem, target)
+  attributes = {
+    **cpu_library.call_attributes(target),
+    "format": np.int64(cpu_library.FORMATS[problem.format]),
+    "rounding": np.int64(cpu_library.ROUNDINGS[problem.scale_rounding]),
+    "compute_global": np.int64(problem.computes_global_scale),
+  }
   if problem.prologue is not None:
     return _quantize_prologue(x, global_scale, problem, attributes, keys, more)
   (b,), (single,) = problem.blockings, problem.each()
@@ -411,17 +416,6 @@ def _types(
     jax.ShapeDtypeStruct((rows, k // format.block_size), format.scale_dtype),
     jax.ShapeDtypeStruct((), jnp.float32),
   )
-
-
-def _attributes(
-  problem: problems.QuantizationProblem, target: targets.Target | None
-) -> dict[str, np.int64]:
-  return {
-    **cpu_library.call_attributes(target),
-    "format": np.int64(cpu_library.FORMATS[problem.format]),
-    "rounding": np.int64(cpu_library.ROUNDINGS[problem.scale_rounding]),
-    "compute_global": np.int64(problem.computes_global_scale),
-  }
 
 
 def _shaped(

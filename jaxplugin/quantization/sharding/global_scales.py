@@ -65,12 +65,6 @@ def maxima(
   )
 
 
-def _by_operations(
-  x: jax.Array, problem: problems.QuantizationProblem, count: int
-) -> jax.Array:
-  return blocking.pad_axis(xla.maxima(x, problem), 1, count)
-
-
 def _abstract_eval(
   x: Any, *, problem: problems.QuantizationProblem, count: int, **params: Any
 ) -> Any:
@@ -93,7 +87,7 @@ def _batch(
 ) -> tuple[jax.Array, int]:
   """Computes the values of each batch entry with XLA ops, not kernels."""
   del params
-  function = functools.partial(_by_operations, problem=problem, count=count)
+  function = lambda x: blocking.pad_axis(xla.maxima(x, problem), 1, count)
   return jax.vmap(function, in_axes=dims)(*args), 0
 
 
