@@ -110,7 +110,7 @@ class Found:
   def before(
     self, site: sites.Site, note: str, *, is_fused: bool = False, x: Any = None
   ) -> sites.Chain:
-    """Returns the record of this before a matmul, whose activations are x."""
+    """Returns the record of a matmul whose activations x this computes."""
     return sites.Chain(
       name=self.name,
       dot=site.description,
