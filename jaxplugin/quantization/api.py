@@ -26,8 +26,6 @@ from jaxplugin.quantization import (
 )
 from jaxplugin.quantization.sharding import assignment, global_scales
 
-ScaleRounding = arguments.ScaleRounding
-SCALE_ROUNDINGS: Final = arguments.SCALE_ROUNDINGS
 Derivative = Literal["straight_through"]
 STRAIGHT_THROUGH: Final = "straight_through"
 
@@ -37,7 +35,7 @@ def quantize(
   format: formats.BlockFormat | str,
   *,
   axis: int = -1,
-  scale_rounding: ScaleRounding | integers.PackageRule = "up",
+  scale_rounding: arguments.ScaleRounding | integers.PackageRule = "up",
   global_scale: jax.Array | float | None = None,
   key: jax.Array | None = None,
   batch_dims: int = 0,
@@ -116,7 +114,9 @@ def quantize(
       x, axis, blocking.round_up(x.shape[axis], format.block_size)
     )
   rule = arguments.package_rule(who, scale_rounding, format)
-  rounding: ScaleRounding = "floor" if scale_rounding == "floor" else "up"
+  rounding: arguments.ScaleRounding = (
+    "floor" if scale_rounding == "floor" else "up"
+  )
   arguments.validate(who, x, format, (axis,), rounding)
   arguments.validate_key(who, key, format)
   packed = arguments.whether_packed(who, packed, format, x.shape[axis])
@@ -195,7 +195,7 @@ def quantize_both(
   format: formats.BlockFormat | str,
   *,
   axes: tuple[int, int] = (-1, -2),
-  scale_rounding: ScaleRounding = "up",
+  scale_rounding: arguments.ScaleRounding = "up",
   global_scale: jax.Array | float | None = None,
   derivative: Derivative | None = None,
   packed: bool | None = None,
@@ -292,7 +292,7 @@ def quantize_blocked(
   format: formats.BlockFormat,
   blockings: Sequence[blocking.Blocking],
   *,
-  scale_rounding: ScaleRounding,
+  scale_rounding: arguments.ScaleRounding,
   global_scale: jax.Array | None = None,
   packed: bool = False,
   for_products: bool = False,
@@ -333,7 +333,7 @@ def _quantize_blocked(
   global_scale: jax.Array | None,
   format: formats.BlockFormat,
   blockings: tuple[blocking.Blocking, ...],
-  scale_rounding: ScaleRounding,
+  scale_rounding: arguments.ScaleRounding,
   packed: bool,
   for_products: bool,
 ) -> list[scaled_array.ScaledArray]:
@@ -375,7 +375,7 @@ def _quantize(
   key: jax.Array | None,
   format: formats.BlockFormat,
   axis: int,
-  scale_rounding: ScaleRounding,
+  scale_rounding: arguments.ScaleRounding,
   batch_dims: int,
   packed: bool,
   scale_layout: layouts.ScaleLayout,

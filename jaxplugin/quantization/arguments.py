@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ import numpy as np
 
 from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.core import error_context, formats
-from jaxplugin.quantization import integers, operations
+from jaxplugin.quantization import integers
 
-ScaleRounding = operations.ScaleRounding
+ScaleRounding = Literal["up", "floor"]
 SCALE_ROUNDINGS: Final = get_args(ScaleRounding)
 
 # Bytes that a B200 reads in 1 us (data sheet: 8 TB/s).

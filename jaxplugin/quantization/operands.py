@@ -25,7 +25,6 @@ from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import notation
 from jaxplugin.quantization import (
   arguments,
-  operations,
   problems,
   prologues,
   quantize_primitive,
@@ -47,7 +46,7 @@ class QuantizeSpec:
 
   format: formats.BlockFormat
   along: blocking.Blocking
-  scale_rounding: operations.ScaleRounding = "up"
+  scale_rounding: arguments.ScaleRounding = "up"
   options: problems.RecipeOptions = problems.NO_OPTIONS
   axis_name: tuple[str, ...] = ()
 

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,6 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import blocking, formats
 from jaxplugin.quantization import codes, hadamard, problems
 from jaxplugin.quantization.sharding import offsets
-
-ScaleRounding = Literal["up", "floor"]
 
 # If the global scale is below 2^-64, the array and the global scale are first
 # multiplied by 2^64. Quotients keep their bits, and no intermediate is an f32

@@ -75,7 +75,7 @@ class OutFormat:
   format: formats.BlockFormat | str
   _: dataclasses.KW_ONLY
   axis: int | tuple[int, int] = -1
-  scale_rounding: api.ScaleRounding | integers.PackageRule = "up"
+  scale_rounding: arguments.ScaleRounding | integers.PackageRule = "up"
   global_scale: jax.Array | float | None = None
   key: jax.Array | None = None
   returns_amax: bool = False
