@@ -36,19 +36,28 @@ _ROW_GROUP: Final = 32
 
 
 def blocked_axis(
-  values_shape: Sequence[int], scale_shape: Sequence[int]
+  values_shape: Sequence[int],
+  scale_shape: Sequence[int],
+  *,
+  is_one_each: bool = False,
 ) -> int:
   """Returns the axis in which the shapes differ.
 
   If the blocked axis has at most one value, the shapes do not differ. The
   result is then the last axis of size 0, or else of size 1, or the last axis.
+  If each stored value has a scale, it is the last axis.
+
+  Args:
+    values_shape, scale_shape: shapes of the stored values and of the scales.
+    is_one_each: whether the shapes may be equal because each stored value has a
+      scale.
   """
   axes = range(len(values_shape))
   pairs = list(zip(values_shape, scale_shape, strict=True))
   different = [axis for axis in axes if pairs[axis][0] != pairs[axis][1]]
   if different:
     return different[0]
-  for size in (0, 1):
+  for size in () if is_one_each else (0, 1):
     for axis in reversed(axes):
       if pairs[axis][0] == size:
         return axis

@@ -176,7 +176,8 @@ class ScaledArray:
   def axis(self) -> int:
     """The blocked axis of `values`, found from the shapes, non-negative.
 
-    It is the last axis for square blocks, which divide the last two.
+    It is the last axis for square blocks, which divide the last two, and for
+    blocks of one value, which fit any axis.
     """
     if (
       self.scale_layout == layouts.SWIZZLED
@@ -184,7 +185,11 @@ class ScaledArray:
       or self.format.is_square
     ):
       return self.values.ndim - 1
-    return layouts.blocked_axis(self.values.shape, self.scale.shape)
+    return layouts.blocked_axis(
+      self.values.shape,
+      self.scale.shape,
+      is_one_each=self.format.block_size == (2 if self.is_packed else 1),
+    )
 
   @property
   def block_size(self) -> int:
@@ -342,13 +347,25 @@ class ScaledArray:
     )
 
   def pack(self) -> ScaledArray:
-    """Returns the array with 4-bit values as uint8, two per byte."""
+    """Returns the array with 4-bit values as uint8, two per byte.
+
+    Raises:
+      NotImplementedError: If a byte would have one scale, and the blocked
+        dimension is not the last. The shapes would not show that dimension.
+    """
     validation.require_unconverted("ScaledArray.pack", self)
     if not self.format.has_pairs or self.is_packed:
       return self
     if self.is_interleaved:
       return self._replace_values(interleaving.deinterleave(self.values))
-    return self._replace_values(layouts.pack_fp4(self.values, axis=self.axis))
+    result = self._replace_values(layouts.pack_fp4(self.values, axis=self.axis))
+    if result.axis != self.axis:
+      raise NotImplementedError(
+        "ScaledArray.pack: the blocked dimension must be the last one, or have"
+        f" blocks of more than 2 values, got {self!r} blocked along dimension"
+        f" {self.axis}; transpose the array first, or keep it unpacked"
+      )
+    return result
 
   def unpack(self) -> ScaledArray:
     """Returns the array with 4-bit values as `float4_e2m1fn` or `int4`."""

@@ -213,6 +213,23 @@ class PropertiesTest(parameterized.TestCase):
     self.assertEqual((x.axis, x.shape, x.ndim), (axis, shape, 3))
     self.assertEqual((x.is_packed, x.dtype), (is_packed, values.dtype))
 
+  @parameterized.product(shape=((1, 6), (6, 1), (4, 6), (1, 2), (0, 6)))
+  def test_shapes_with_a_scale_for_each_stored_value_are_those_of_rows(
+    self, shape
+  ):
+    for is_packed in (False, True):
+      format = jp.BlockFormat(
+        name="int4_in_short_blocks",
+        values_dtype=formats.INT4,
+        scale_dtype=np.float32,
+        block_size=2 if is_packed else 1,
+      )
+      values = struct(shape, np.uint8 if is_packed else formats.INT4)
+      x = jp.ScaledArray(values, struct(shape, np.float32), None, format)
+      rows, columns = shape
+      self.assertEqual(x.axis, 1)
+      self.assertEqual(x.shape, (rows, columns * format.block_size))
+
   @parameterized.parameters(
     # 3 * 64 values: bytes of the values, of the scales, of the global scale.
     (jp.MXFP8, 192 + 6 + 0),
@@ -250,6 +267,21 @@ class PackTest(parameterized.TestCase):
     np.testing.assert_array_equal(unpacked.view(np.uint8), nibbles)
     again = jp.pack_fp4(jnp.asarray(nibbles.view(FP4)))
     np.testing.assert_array_equal(again, packed)
+
+  def test_bytes_with_a_scale_each_are_refused_unless_in_rows(self):
+    format = jp.BlockFormat(
+      name="int4_per_2",
+      values_dtype=formats.INT4,
+      scale_dtype=np.float32,
+      block_size=2,
+    )
+    x = jp.quantize(jnp.arange(32.0).reshape(4, 8), format)
+    assert_same_bits(x.pack().unpack(), x)
+    with self.assertRaisesRegex(
+      NotImplementedError,
+      r"pack: .* got .*int4\[8, 4\].* dimension 0; transpose",
+    ):
+      x.T.pack()
 
   def test_constants_of_a_program_are_unpacked_alike(self):
     """XLA folds the unpacking of a constant."""

@@ -140,6 +140,16 @@ class PackedTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, f"blocks of {block_size}"):
       quantization.quantize(x, format, packed=True)
 
+  @parameterized.parameters((2, 1), (2, 3), (1, 2), (3, 2))
+  @pytest.mark.sample(1)
+  def test_short_block_of_one_byte_stays_unpacked(self, *shape):
+    axis = shape.index(2)
+    x = jnp.arange(-3.0, 3.0)[: shape[0] * shape[1]].reshape(shape)
+    result = quantization.quantize(x, formats.INT4_128, axis=axis)
+    self.assertEqual(result.shape, shape)
+    self.assertEqual(result.axis, axis)
+    np.testing.assert_allclose(quantization.dequantize(result), x, atol=0.25)
+
   @quantization_lowerings.needs_library
   @parameterized.product(format=FP4, axis=(0, 1))
   def test_kernels_write_bytes(self, format, axis):

@@ -188,7 +188,9 @@ def whether_packed(
       f" {error_context.shown(packed)}"
     )
   can_be = can_be_packed(format.along(size))
-  can_be = can_be and (not format.may_be_short or size % 2 == 0)
+  if format.may_be_short:
+    # The shapes of one byte and one scale do not show the blocked axis.
+    can_be = can_be and size % 2 == 0 and size != 2
   if packed and not can_be:
     raise ValueError(
       f"{who}: packed must be False or None unless the format has 4-bit values"
