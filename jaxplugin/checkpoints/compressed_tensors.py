@@ -66,9 +66,9 @@ def from_compressed_tensors(
       leading index. MX: None.
     weight_shape: pack-quantized: [n, k], if k is not a multiple of 8, or if
       integers have 8 bits, int32[..., n, k / 4].
-    weight_zero_point: zero points of integers, or None. int-quantized: int8 of
-      the shape of weight_scale. pack-quantized: int32[..., n / 8, groups] (4
-      bits) or int32[..., n / 4, groups].
+    weight_zero_point: zero points of integers, or None: int8 of the shape of
+      weight_scale; pack-quantized also int32[..., n / 8, groups] (4 bits) or
+      int32[..., n / 4, groups].
     global_scale_range: smallest and largest reciprocal, see `from_modelopt`.
 
   Returns:

@@ -127,17 +127,22 @@ def _unpack_zero_points(
   Args:
     who: the caller.
     words: int32[..., n / 8, groups] (4 bits) or int32[..., n / 4, groups], n
-      rounded up.
+      rounded up; or int8 of the scales' shape, which the strategy "tensor"
+      does not pack.
     scale: the scales [..., n, groups].
     dtype: int4 or int8, the dtype of the integers.
   """
+  if words.dtype == formats.INT8 and words.shape == scale.shape:
+    is_int4 = dtype == formats.INT4
+    return (words + _ZERO_POINT).astype(formats.PACKED) if is_int4 else words
   per_word, signs = _DTYPES[dtype]
   *lead, n, groups = scale.shape if len(scale.shape) > 1 else (0, 0)
   wanted = (*lead, blocking.divide_up(n, per_word), groups)
   if words.dtype != INT32 or tuple(words.shape) != wanted:
     raise TypeError(
-      f"{who}: weight_zero_point must be int32{list(wanted)}, got"
-      f" {assembly.brief(words)} for scales {assembly.brief(scale)}"
+      f"{who}: weight_zero_point must be int32{list(wanted)}, or int8 of the"
+      f" shape of the scales, got {assembly.brief(words)} for scales"
+      f" {assembly.brief(scale)}"
     )
   across = words.swapaxes(-1, -2)
   if dtype == formats.INT4:

@@ -159,8 +159,8 @@ class FilesTest(files.CheckpointTestCase):
         self.load({**given, **part})
     with self.assertRaisesRegex(
       ERROR,
-      r"'w.weight_packed': .*weight_zero_point must be int32\[3, 2\], got"
-      r" int32\[2, 3\]",
+      r"'w.weight_packed': .*weight_zero_point must be int32\[3, 2\], or int8"
+      r" .*, got int32\[2, 3\]",
     ):
       self.load({**PACKED, "w.weight_zero_point": AWQ["w.qzeros"]})["w.weight"]
 
@@ -208,6 +208,26 @@ class FilesTest(files.CheckpointTestCase):
       self.assertEqual(str(found.entries["w.weight"].format), format)
       differences = integers - np.repeat(zeros, 64, 1)
       numbers = differences * np.repeat(scale.astype(float), 64, 1)
+      self.assert_numbers(found["w.weight"], numbers)
+
+  def test_zero_points_that_are_not_packed(self):
+    """The strategy "tensor" of compressed-tensors packs only the integers."""
+    for bits, shape in ((4, (1,)), (8, (1,)), (4, (N, 1)), (8, (N, 2))):
+      half, per_word = 1 << (bits - 1), 32 // bits
+      integers = RNG.integers(-half, half, (N, K))
+      zeros = RNG.integers(-half, half, shape).astype(np.int8)
+      scale = (RNG.random(shape) + 0.5).astype(F16)
+      found = self.load(
+        {
+          "w.weight_packed": words(integers + half, range(per_word), bits),
+          "w.weight_scale": scale,
+          "w.weight_zero_point": zeros,
+          "w.weight_shape": np.int64([N, K]),
+        }
+      )
+      size = K // shape[-1]
+      differences = integers - np.repeat(zeros, size, -1)
+      numbers = differences * np.repeat(scale.astype(float), size, -1)
       self.assert_numbers(found["w.weight"], numbers)
 
   def test_int_quantized_with_zero_points(self):
