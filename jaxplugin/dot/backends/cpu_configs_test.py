@@ -166,7 +166,8 @@ class ServedTest(parameterized.TestCase):
     ("amx_bf16", jp.INT4_32, jp.INT4_128, 64, 4096, "vnni"),
     ("avx512_bf16", jp.INT8_32, jp.MXFP8, 64, 4096, "float_avx512"),
     ("avx512_bf16", np.float32, BLOCKS_OF_48, 64, 4096, "float_avx2"),
-    ("avx512", jp.INT8_32, jp.INT8_32, 64, 4096, "float_avx2"),
+    ("avx512", jp.INT8_32, jp.INT8_32, 64, 4096, "integer_avx2"),
+    ("avx2", jp.INT4_32, jp.MXFP4, 5, 4096, "integer_avx2"),
     ("avx512_bf16", jp.MXFP8, jp.FP8_1X128_E8M0, 5, 4096, "few_rows_avx512"),
     ("avx512_bf16", jp.MXFP8, jp.FP8_1X128_E8M0, 6, 4096, "bf16_rows"),
     ("avx512_bf16", jnp.bfloat16, jp.INT8_ROW, 4, 4130, "few_rows_avx512"),
@@ -205,6 +206,8 @@ class ServedTest(parameterized.TestCase):
     ("avx512_bf16", jnp.bfloat16, jp.MXFP8, 64, "bf16_rows"),
     ("avx512_bf16", jp.MXFP4, jp.MXFP4, 1, "few_rows_avx512"),
     ("avx512", np.float32, jp.MXFP4, 4, "few_rows_avx2"),
+    ("avx2", jnp.bfloat16, jp.INT8_32, 5, "integer_avx2"),
+    ("avx2", jnp.bfloat16, jp.MXFP8, 5, "float_avx2"),
     ("baseline_neon", np.float32, jp.MXFP4, 4, "f32"),
     ("neon_dotprod", np.float32, jp.MXFP4, 4, "neon_integers"),
     ("neon_i8mm", jnp.bfloat16, jp.MXFP8, 4, "f32"),
@@ -214,7 +217,8 @@ class ServedTest(parameterized.TestCase):
     self.assertEqual(cpu.engine_by_rule(asked, on(isa)), engine)
     self.assertEqual(
       cpu.quantizes_rows(asked, on(isa)),
-      engine in ("vnni", "few_rows_vnni", "neon_integers"),
+      isa == "avx512"
+      or engine in ("vnni", "few_rows_vnni", "neon_integers", "integer_avx2"),
     )
     exact = dataclasses.replace(asked, fastest_precision=False)
     self.assertFalse(cpu.quantizes_rows(exact, on(isa)))
@@ -226,7 +230,9 @@ class ServedTest(parameterized.TestCase):
     ("amx_bf16", jp.INT4_128, True, ""),
     ("avx512_bf16", jp.MXFP4, False, "do not quantize rows"),
     ("avx512_bf16", jp.MXFP8, True, "do not quantize rows"),
-    ("avx2", jp.MXFP4, True, "do not quantize rows"),
+    ("avx2", jp.MXFP4, True, ""),
+    ("avx2", jp.MXFP8, True, "do not quantize rows"),
+    ("baseline", jp.MXFP4, True, "do not quantize rows"),
   )
   def test_rows_of_floats_where_they_would_be_quantized(
     self, isa, format, is_fastest, words

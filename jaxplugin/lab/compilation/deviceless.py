@@ -192,7 +192,7 @@ def compile(
     TypeError, ValueError, DevicelessError: See `deviceless.mesh`.
   """
   if mesh is None:
-    mesh = topologies.make_mesh(_topology(target, 1, 1), (1,), ("x",))
+    mesh = _one_gpu(target)
   replicated = NamedSharding(mesh, PartitionSpec())
 
   def on_mesh(x: Any) -> jax.ShapeDtypeStruct:
@@ -205,6 +205,10 @@ def compile(
   specs = jax.tree_util.tree_map(on_mesh, args)
   with targets.use_target(target), jax_private.uncached():
     return jax.jit(fn).lower(*specs).compile()
+
+
+def _one_gpu(target: targets.Target) -> Mesh:
+  return mesh(target)
 
 
 def compile_module(
