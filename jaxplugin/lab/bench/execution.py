@@ -21,6 +21,7 @@ the next lhs from a stack.
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
@@ -34,9 +35,13 @@ from jaxplugin.lab.bench.peers import operand_sets, variants
 Mode = Literal["call", "step"]
 
 WARM_UP_SECONDS: Final = 0.1
-# After another variant, one call does not bring back the caches and threads of
-# a short call: one of 0.22 ms in a loop took 0.38 ms (Zen 5, 2026-11).
-SETTLE_SECONDS: Final = 2e-3
+# Untimed calls before a sample. After 2 ms, two threads of a call sometimes
+# shared a core, so 4 x 4096 x 4096 in float32 and MXFP4 took 1.12 ms. It took
+# 0.59 ms after 10 ms, and 0.58 ms in a loop (two Zen 5 cores, 2026-11).
+SETTLE_SECONDS: Final = 1e-2
+# A sample is the median of the calls in this time, at least one. A tenth of the
+# calls of 20 us take 50 to 78 us, because a thread wakes up (same machine).
+TIMED_SECONDS: Final = 2e-3
 # Durations of a call of several steps, and of a sample of several calls, that
 # hide the time of launching.
 _CALL_SECONDS: Final = 1e-3
@@ -63,8 +68,8 @@ class Timed:
 
   Attributes:
     plan: how the variant is called.
-    launch_seconds: time to launch all calls of the last sample.
-    seconds: time until all calls of the last sample were done.
+    launch_seconds: time to launch the last timed calls.
+    seconds: time until the last timed calls were done.
   """
 
   def __init__(self, variant: variants.Variant, plan: CallPlan):
@@ -138,7 +143,7 @@ class Timed:
     return self.seconds * 1e3 / self.plan.steps
 
   def sample(self) -> float:
-    """Returns the milliseconds of one step.
+    """Returns the median milliseconds of one step.
 
     Untimed calls with other operands precede the timed calls, because the
     previous program may slow down the next call. After a program that frees a
@@ -149,17 +154,19 @@ class Timed:
     def run(position: int) -> None:
       self.run(position % len(groups))
 
-    first = settle(run, self._position)
-    self._position = first + count
-    start = time.perf_counter()
-    for i in range(first, first + count):
-      results = self._function(*groups[i % len(groups)])
-    launched = time.perf_counter()
-    jax.block_until_ready(results)
-    end = time.perf_counter()
-    self.launch_seconds = launched - start
-    self.seconds = end - start
-    return (end - start) * 1e3 / (count * self.plan.steps)
+    def timed(position: int) -> float:
+      start = time.perf_counter()
+      for i in range(position, position + count):
+        results = self._function(*groups[i % len(groups)])
+      launched = time.perf_counter()
+      jax.block_until_ready(results)
+      end = time.perf_counter()
+      self.launch_seconds = launched - start
+      self.seconds = end - start
+      return self.seconds
+
+    seconds, self._position = settled(run, timed, self._position, count)
+    return seconds * 1e3 / (count * self.plan.steps)
 
 
 def _after(
@@ -175,17 +182,35 @@ def _after(
   return lax.dynamic_index_in_dim(stack, i + zero, keepdims=False)
 
 
-def settle(run: Callable[[int], Any], position: int) -> int:
-  """Runs calls from `position` on for `SETTLE_SECONDS`, but at least one.
+def settled(
+  run: Callable[[int], Any],
+  timed: Callable[[int], float],
+  position: int,
+  calls: int = 1,
+) -> tuple[float, int]:
+  """Returns the median seconds of timed calls that follow untimed calls.
 
-  Returns the position of the next call.
+  Args:
+    run: makes an untimed call with the operands at a position.
+    timed: makes `calls` calls from a position on, and returns their seconds.
+    position: the first position.
+
+  Returns:
+    The median, and the position after the last call.
   """
-  end = time.monotonic() + SETTLE_SECONDS
-  run(position)
-  while time.monotonic() < end:
-    position += 1
-    run(position)
-  return position + 1
+
+  def repeated(call: Callable[[int], Any], seconds: float, step: int) -> list:
+    nonlocal position
+    results = []
+    end = time.monotonic() + seconds
+    while not results or time.monotonic() < end:
+      results.append(call(position))
+      position += step
+    return results
+
+  repeated(run, SETTLE_SECONDS, 1)
+  seconds = repeated(timed, TIMED_SECONDS, calls)
+  return statistics.median(seconds), position
 
 
 def plan(

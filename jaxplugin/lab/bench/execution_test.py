@@ -103,6 +103,7 @@ class TimedTest(parameterized.TestCase):
     patch = absltest.mock.patch.object
     with (
       patch(execution, "SETTLE_SECONDS", 0.0),
+      patch(execution, "TIMED_SECONDS", 0.0),
       patch(execution.time, "perf_counter", clock),
       patch(jax, "block_until_ready", lambda results: events.append("wait")),
     ):
@@ -116,17 +117,23 @@ class TimedTest(parameterized.TestCase):
     self.assertEqual(times, [2 * 1e3 / 4] * 2)
     self.assertEqual((timed.launch_seconds, timed.seconds), (1, 2))
 
-  def test_untimed_calls_go_on_for_a_time(self):
-    seen = []
+  def test_median_of_timed_calls_after_untimed_calls(self):
+    untimed, timed = [], []
     clock = itertools.count()  # seconds
+    patch = absltest.mock.patch.object
+
+    def time_of(position):
+      timed.append(position)
+      return {10: 5.0, 12: 1.0, 14: 2.0}[position]
+
     with (
-      absltest.mock.patch.object(execution, "SETTLE_SECONDS", 2.5),
-      absltest.mock.patch.object(
-        execution.time, "monotonic", lambda: float(next(clock))
-      ),
+      patch(execution, "SETTLE_SECONDS", 3.5),
+      patch(execution, "TIMED_SECONDS", 2.5),
+      patch(execution.time, "monotonic", lambda: float(next(clock))),
     ):
-      self.assertEqual(execution.settle(seen.append, 7), 10)
-    self.assertEqual(seen, [7, 8, 9])
+      median = execution.settled(untimed.append, time_of, 6, 2)
+    self.assertEqual((untimed, timed), ([6, 7, 8, 9], [10, 12, 14]))
+    self.assertEqual(median, (2.0, 16))
 
 
 class CompiledStepsTest(parameterized.TestCase):

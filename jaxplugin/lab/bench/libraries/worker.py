@@ -121,10 +121,12 @@ class _Dots:
     return self._prepared[key][1]
 
   def _sample(self, dot: Prepared) -> float:
-    """Returns the milliseconds of a call that follows untimed calls."""
-    position = execution.settle(dot.run, self._position)
-    start = time.perf_counter()
-    dot.run(position)
-    end = time.perf_counter()
-    self._position = position + 1
-    return (end - start) * 1e3
+    """Returns the median milliseconds of calls that follow untimed calls."""
+
+    def timed(position: int) -> float:
+      start = time.perf_counter()
+      dot.run(position)
+      return time.perf_counter() - start
+
+    seconds, self._position = execution.settled(dot.run, timed, self._position)
+    return seconds * 1e3
