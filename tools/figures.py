@@ -35,7 +35,7 @@ from jaxplugin.lab.bench.report import results
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
 FIGURES: Final = ROOT / "docs" / "figures"
 RESULTS: Final = (
-  ROOT / "examples/benchmarks/results/cpu_epyc_avx512_2_cores.json"
+  ROOT / "examples/benchmarks/results/cpu_epyc_zen5_avx512_2_cores.json"
 )
 SERVING_RESULTS: Final = (
   ROOT / "examples/benchmarks/results/cpu_epyc_avx512_2_cores_serving.json"
@@ -303,7 +303,7 @@ def speed_cpu() -> str:
     "mxfp4": drawing.VERMILION,
     "nvfp4": drawing.GREEN,
   }
-  left, right, top, step, most = 200, 60, 96, 40, 6.0
+  left, right, top, step, most = 200, 60, 96, 40, 7.0
   scale = (_WIDTH - left - right) / most
   height = top + len(times) * step + 46
   parts = [
@@ -312,7 +312,7 @@ def speed_cpu() -> str:
     ),
     _note(
       56,
-      "Speedup over the faster of XLA's f32 and bf16; 2 Zen 4 cores, medians",
+      "Speedup over the faster of XLA's f32 and bf16; 2 Zen 5 cores, medians",
       size=12,
     ),
   ]
@@ -342,7 +342,7 @@ def speed_cpu() -> str:
     )
   return drawing.document(
     "Speedup of quantized matmuls on a CPU",
-    "Speedup over the faster of XLA's f32 and bf16 on 2 Zen 4 cores. "
+    "Speedup over the faster of XLA's f32 and bf16 on 2 Zen 5 cores. "
     + "; ".join(words)
     + ".",
     _WIDTH,

@@ -12,9 +12,9 @@ experts have `experts_lines`, in docs/benchmarks/experts.md. The runs of GPUs
 have `gpu_tables`, in docs/benchmarks/gpu.md.
 
 Files of `results` are named by device, instruction set and cores, as
-cpu_epyc_avx512_2_cores.json, or as gpu_h100_dots.json. A run whose ceilings are
-limits, also of quantizing, has a column with the part of the limit that is
-reached.
+cpu_epyc_zen5_avx512_2_cores.json, or as gpu_h100_dots.json. A run whose
+ceilings are limits, also of quantizing, has a column with the part of the limit
+that is reached.
 """
 
 import json
@@ -122,7 +122,7 @@ def _cells(row, chosen, peers, has_limit):
     return _number(min(found)) if found else ""
 
   limit = [_limit(chosen)] if has_limit else []
-  return [_number(chosen.time.median), *map(ratio, peers), *limit]
+  return [_milliseconds(chosen.time.median), *map(ratio, peers), *limit]
 
 
 def _sides(row):

@@ -200,9 +200,8 @@ def stale_reason(
     return ""
   return (
     f"{path} was built from other sources than those in {directory}. Build it"
-    " again: pip install --no-build-isolation --no-deps --editable . for an"
-    " editable install, pip install . for another, cmake --build for a build by"
-    " hand"
+    " again: pip install --no-deps --editable . for an editable install, pip"
+    " install . for another, cmake --build for a build by hand"
   )
 
 
@@ -259,9 +258,9 @@ def _open(path: pathlib.Path) -> ctypes.CDLL:
     if size < least:
       raise LibraryError(
         f"{path} is truncated: it has {size} bytes, and {least} by its header;"
-        " delete it and build it again: pip install --no-build-isolation"
-        " --no-deps --editable . for an editable install, cmake --build for a"
-        " build by hand; or install the wheel again"
+        " delete it and build it again: pip install --no-deps --editable . for"
+        " an editable install, cmake --build for a build by hand; or install"
+        " the wheel again"
       )
     return ctypes.CDLL(str(path))
   except OSError as error:

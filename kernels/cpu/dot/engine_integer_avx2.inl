@@ -75,8 +75,8 @@ struct EngineInteger {
   explicit EngineInteger(const Sides& sides)
       : panel_operand(*sides.panel),
         strip_operand(*sides.strip),
-        panel_tables(sides.panel->format, nullptr),
-        strip_tables(sides.strip->format, nullptr) {}
+        panel_tables(sides.panel->format, sides.panel->codebook),
+        strip_tables(sides.strip->format, sides.strip->codebook) {}
 
   static int64_t Groups(int64_t k) { return Max(CeilDiv(k, kGroup), 1); }
   static int64_t PanelRowBytes(int64_t k) {
