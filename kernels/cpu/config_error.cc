@@ -84,7 +84,8 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
   const ShapeSides sides = SidesOf(shape);
   switch (engine) {
     case Engine::kIntegerAvx2:
-      if (!AreBytesAvx2(shape.lhs, shape.rhs)) {
+    case Engine::kFewRowsVnni:
+      if (!AreBytes(shape.lhs, shape.rhs)) {
         return {who + " needs sides of int8, int4 or e2m1, and no wide scales of"
                       " two sides of e2m1",
                 pair};
@@ -127,25 +128,18 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
                 pair};
       }
       [[fallthrough]];
-    case Engine::kFewRowsVnni:
-      if (engine == Engine::kFewRowsVnni && !AreIntegers(sides)) {
-        return {who + " needs a side of int8 or int4, and another one of int8,"
-                      " int4 or e2m1",
-                pair};
-      }
-      [[fallthrough]];
     case Engine::kFewRowsAvx2:
       if (IsPlain(sides.strip.format)) {
         return {who + " needs a quantized side of more rows than the other one",
                 pair};
       }
-      if (sides.rows > kFewRowsServed) {
-        return {who + " supports up to " + std::to_string(kFewRowsServed) +
-                    " rows of the other side",
-                std::to_string(sides.rows)};
-      }
       break;
     default: break;
+  }
+  if (IsFewRows(engine) && sides.rows > kFewRowsServed) {
+    return {who + " supports up to " + std::to_string(kFewRowsServed) +
+                " rows of the other side",
+            std::to_string(sides.rows)};
   }
   return {};
 }

@@ -34,7 +34,7 @@ struct FewRowsProblem {
 
   FewRowsProblem(const Operand& rows, const Operand& other)
       : x(rows), weights(other) {
-    is_integer = AreBytesAvx2(ShapeOf(x), ShapeOf(weights)) &&
+    is_integer = AreBytes(ShapeOf(x), ShapeOf(weights)) &&
                  PieceOf(x) >= PieceOf(weights);
     row_shift = ValueShift(weights.format) <= 0 ? 0
                 : IsPlain(x.format)             ? 90

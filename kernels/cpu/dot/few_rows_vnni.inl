@@ -1,10 +1,10 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The dot of a few rows on vpdpbusd, for integers and integers or E2M1. The
-// weights are streamed as in few_rows_avx512.inl. A dword of a vector holds 4
-// values of one piece of a block (8 values if the weights are packed). Its sum is
-// exact, and is multiplied by the product of both scales.
+// The dot of a few rows on vpdpbusd, for integers and E2M1. The weights are
+// streamed as in few_rows_avx512.inl. A dword of a vector holds 4 values of one
+// piece of a block (8 values if the weights are packed). Its sum is exact, and is
+// multiplied by the product of both scales.
 //
 // One operand of vpdpbusd is unsigned. Packed weights are made unsigned as in
 // engine_vnni_integers.inl, and each row has initial sums. With int8 weights the
@@ -249,7 +249,7 @@ bool FewRowsVnniDot(const DotArgs& args, const Sides& sides,
              : FewRowsVnniDot<16, kWeights>(args, sides, parallel);
 }
 
-// Requires operands of integers, or of integers and E2M1.
+// Requires operands of integers and E2M1.
 bool FewRowsVnniDot(const DotArgs& args, const Sides& sides,
                     const Parallel& parallel) {
   switch (sides.strip->format) {

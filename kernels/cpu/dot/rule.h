@@ -226,20 +226,23 @@ JAXPLUGIN_ALWAYS_INLINE constexpr int64_t BF16RowsMost(SideShape strip) {
   return IsPacked(strip.format) ? 48 : 64;
 }
 
-// From this many rows, vpdpbusd is the fastest engine for two E2M1 operands.
-// Times in ms, n = k = 4096, one Zen 4 core. The others are few_rows_avx512 for
-// up to 4 rows (few_rows_avx2 for one row of MXFP4, which takes 1.7 to 2.5
-// times as long as few_rows_avx512 on Zen 5), and bf16 for 5.
-//   rows                 1     2     3     4     5
-//   MXFP4, vpdpbusd   0.71  0.79  0.85  0.96  1.03
-//          others     0.49  0.71  0.91  1.21  2.93
-//   NVFP4, vpdpbusd   0.83  0.95  1.14  1.17  1.31
-//          others     0.48  0.66  0.87  1.17  3.27
-// (ONE_THREAD=1 tests/compare/compare.sh HEAD mxfp4 3 4096 4096 vnni
-// few_rows_avx512; 2026-11.)
-JAXPLUGIN_ALWAYS_INLINE constexpr int64_t VnniRowsMin(bool is_block_32) {
-  return is_block_32 ? 3 : 4;
-}
+// Up to this many rows, AVX-512 streams two E2M1 operands. Times in ms, n = k =
+// 4096, one core. few_rows_avx512 is not measured with 5 and more rows on Zen 4,
+// and few_rows_vnni is not measured there.
+//   rows                        1     2     3     4     5     6     8
+//   MXFP4, Zen 5, vnni       0.64  0.73  0.77  0.79  0.83  0.94  0.94
+//          few_rows_vnni     0.27  0.32  0.42  0.54  0.70  0.77  0.96
+//          few_rows_avx512   0.27  0.37  0.49  0.60  0.81  0.92  1.15
+//          Zen 4, vnni       0.71  0.79  0.85  0.96  1.03
+//          few_rows_avx512         0.71  0.91  1.21
+//   NVFP4, Zen 5, vnni       0.86  0.95  1.06  1.02  1.11  1.12  1.22
+//          few_rows_vnni     0.31  0.37  0.49  0.62  0.82  0.90  1.10
+//          few_rows_avx512   0.27  0.35  0.45  0.55  0.75  0.84  1.07
+//          Zen 4, vnni       0.83  0.95  1.14  1.17  1.31
+//          few_rows_avx512   0.48  0.66  0.87  1.17
+// (ONE_THREAD=1 tests/compare/compare.sh HEAD mxfp4 3 4096 4096 vnni few_rows_vnni
+// few_rows_avx512, and so on; 2026-11.)
+inline constexpr int64_t kStreamedE2M1RowsAvx512 = 4;
 
 // Whether vpdpbusd multiplies the values of a format: integers, and twice the
 // values of E2M1.
@@ -254,8 +257,8 @@ JAXPLUGIN_ALWAYS_INLINE constexpr bool AreIntegers(const ShapeSides& sides) {
          (IsInteger(sides.panel.format) || IsInteger(sides.strip.format));
 }
 
-// Whether the engines of AVX2 multiply two sides as bytes.
-JAXPLUGIN_ALWAYS_INLINE constexpr bool AreBytesAvx2(SideShape x, SideShape y) {
+// Whether the engines of AVX2, and few_rows_vnni, multiply two sides as bytes.
+JAXPLUGIN_ALWAYS_INLINE constexpr bool AreBytes(SideShape x, SideShape y) {
   return IsBytes(x.format) && IsBytes(y.format) &&
          (IsInteger(x.format) || IsInteger(y.format) || (IsE2M1(x) && IsE2M1(y)));
 }
@@ -360,7 +363,7 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx2(const DotShape& x) {
   if (!IsPlain(sides.strip.format) && sides.rows <= streamed) {
     return Engine::kFewRowsAvx2;
   }
-  return AreBytesAvx2(sides.panel, sides.strip) ? Engine::kIntegerAvx2
+  return AreBytes(sides.panel, sides.strip) ? Engine::kIntegerAvx2
                                                 : Engine::kFloatAvx2;
 }
 
@@ -384,7 +387,8 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx512Bf16(const DotShape& x) {
   const ShapeSides sides = SidesOf(x);
   const bool is_bf16 = IsBF16(sides.panel) && IsBF16(sides.strip);
   if (is_bf16 && IsE2M1(sides.panel) && IsE2M1(sides.strip)) {
-    if (sides.rows >= VnniRowsMin(sides.is_block_32)) return Engine::kVnni;
+    if (sides.rows > kStreamedE2M1RowsAvx512) return Engine::kVnni;
+    if (sides.rows > 1 && sides.is_block_32) return Engine::kFewRowsVnni;
   }
   if (AreIntegers(sides)) {
     return sides.rows <= kStreamedIntegerRowsAvx512 ? Engine::kFewRowsVnni

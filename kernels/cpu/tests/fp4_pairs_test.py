@@ -28,6 +28,8 @@ FORMATS = (("e8m0", 32), ("e4m3", 16))
 # side if it is smaller. k has a tail of a block, a group, and a chunk. The last
 # shape has enough rows for a table of scales.
 SHAPES = (
+  (1, 9, 4130),
+  (2, 35, 1102),
   (4, 35, 2),
   (6, 35, 18),
   (7, 35, 130),
