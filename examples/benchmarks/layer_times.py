@@ -129,8 +129,16 @@ def main() -> None:
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("model", choices=blocks.MODELS)
-  parser.add_argument("--sequence", type=int, nargs="+", default=[4096])
-  parser.add_argument("--formats", nargs="+", default=["mxfp8"])
+  parser.add_argument(
+    "--sequence",
+    type=int,
+    nargs="+",
+    default=[4096],
+    help="numbers of tokens; default: 4096",
+  )
+  parser.add_argument(
+    "--formats", nargs="+", default=["mxfp8"], help="default: mxfp8"
+  )
   parser.add_argument("--train", action="store_true")
   parser.add_argument("--rounds", type=int, default=15)
   parser.add_argument("--json", type=pathlib.Path)

@@ -1,11 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What several processes compute, to be compared with what one does.
+"""Computes the same results in several processes, for a comparison with one.
 
   python examples/distributed/agreement.py FOLDER --processes 2
 
-quantizes, multiplies and differentiates arrays that are split over a mesh of
-two devices for each process; each process writes its parts of the results.
+The program quantizes, multiplies and differentiates arrays that are split over
+a mesh with two devices for each process. Each process writes its parts of the
+results to a file.
 """
 
 from __future__ import annotations
@@ -154,7 +155,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument(
-    "folder", type=pathlib.Path, metavar="FOLDER", help="for a file a process"
+    "folder",
+    type=pathlib.Path,
+    metavar="FOLDER",
+    help="output folder, with a file for each process",
   )
   parser.add_argument("--processes", type=int, default=2, metavar="N")
   parser.add_argument(

@@ -2,19 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small model in block formats over several processes.
 
-  python examples/distributed/train_fsdp.py                    # two of them
+  python examples/distributed/train_fsdp.py                    # two processes
   python examples/distributed/train_fsdp.py --processes 4 --recipe nvfp4
   python examples/distributed/train_fsdp.py --checkpoint /tmp/a --processes 4
   python examples/distributed/train_fsdp.py --checkpoint /tmp/a --processes 2
 
-Each process has two devices, parts of this machine's CPU, and all are one mesh:
-weights and tokens are split over all devices, weights are gathered where they
-are multiplied (FSDP), as quantized bytes. On a cluster the launcher is its
-scheduler, and `join` is `jax.distributed.initialize()`; nothing else changes.
+Each process has two devices, which are parts of this machine's CPU. All devices
+are one mesh. Weights and tokens are split over all devices. A matmul gathers
+its weight as quantized bytes (FSDP). On a cluster, the scheduler replaces the
+launcher, and `jax.distributed.initialize()` replaces `join`.
 
-A checkpoint is written by all processes, each its own shards, and is read by
-any number of them: the last line above goes on from where the one before ended,
-on another number of devices.
+Each process writes its own shards of a checkpoint. Any number of processes
+reads it: the last command continues the one before on fewer devices.
 """
 
 from __future__ import annotations
@@ -138,7 +137,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument("--recipe", choices=tuple(RECIPES), default="mxfp8")
   parser.add_argument("--steps", type=int, default=10, metavar="N")
   parser.add_argument(
-    "--checkpoint", type=pathlib.Path, metavar="FOLDER", help="go on from there"
+    "--checkpoint",
+    type=pathlib.Path,
+    metavar="FOLDER",
+    help="folder to continue from, and to write to",
   )
   return parser.parse_args(argv)
 

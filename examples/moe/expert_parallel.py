@@ -1,23 +1,23 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The mixture-of-experts layer with its experts over several devices.
+"""Splits the experts of a mixture-of-experts layer over several devices.
 
-Two ways, for tokens that are spread over the same devices:
+The tokens are split over the same devices. The program has two variants:
 
-* `automatic`: the layer of `moe.py` as it is, its weights placed. Each device
-  multiplies all rows that are for its own experts, and results are summed.
-* `dispatched`: the usual expert parallelism, in `jax.shard_map`. Each device
-  quantizes its tokens to MXFP8 and sends each one to the devices of its
-  experts, bytes and their scales; results come back in bf16. Both are an
-  all-to-all with room for a number of rows that is fixed, the capacity. What
-  exceeds it is left out, and counted; the default has room for all. (Where XLA
-  has a ragged-all-to-all, on GPUs and TPUs, `jax.lax.ragged_all_to_all` sends
-  what there is, and needs no capacity. XLA has none for CPUs.)
+* `automatic`: the layer of `moe.py`, with weights placed on the devices. Each
+  device multiplies the rows of its own experts, and the results are summed.
+* `dispatched`: expert parallelism in a `jax.shard_map`. Each device quantizes
+  its tokens to MXFP8, and sends values and scale factors to the devices of
+  their experts. Results return in bf16. Both transfers are an all-to-all with
+  a fixed number of rows, the capacity. Rows beyond the capacity are left out
+  and counted. The default capacity holds all rows. On GPUs and TPUs,
+  `jax.lax.ragged_all_to_all` needs no capacity. XLA has none for CPUs.
 
   python examples/moe/expert_parallel.py
 
-checks both against NumPy in f64, and prints the bytes that each sends, from the
-compiled program. Its devices are parts of one CPU, so it measures no time.
+The program compares both with NumPy in f64. It prints the bytes that each one
+sends, from the compiled program. The devices are parts of one CPU, so it
+measures no time.
 """
 
 from __future__ import annotations
@@ -171,7 +171,9 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--devices", type=int, default=4)
   parser.add_argument("--tokens", type=int, default=64)
-  parser.add_argument("--format", default="mxfp4", help="of the experts")
+  parser.add_argument(
+    "--format", default="mxfp4", help="format of the experts; default: mxfp4"
+  )
   args = parser.parse_args()
   jax.config.update("jax_num_cpu_devices", args.devices)
   mesh = jax.make_mesh(

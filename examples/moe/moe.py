@@ -1,17 +1,16 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture-of-experts layer of gpt-oss's shape, its experts in MXFP4.
+"""Checks and times a mixture-of-experts layer of gpt-oss's shape in MXFP4.
 
-A router sends each token to 4 of 32 experts; an expert is two products, with
+A router sends each token to 4 of 32 experts. An expert has two matmuls, with
 gpt-oss's gated activation between them. Tokens are sorted by expert, each
-product is one `jp.ragged_dot`, and the results go back to their tokens:
+matmul is one `jp.ragged_dot`, and the results return to their tokens:
 
   python examples/moe/moe.py
 
-It checks a layer against NumPy in f64, and measures tokens a second for several
-numbers of tokens, beside experts in f32 and beside `jax.lax.ragged_dot` of
-dequantized weights, which is what one writes without this package. Weights are
-random: what is shown is arithmetic and speed, not a model.
+The program compares a layer with NumPy in f64. It then measures tokens a second
+for several numbers of tokens, next to experts in f32 and next to
+`jax.lax.ragged_dot` with dequantized weights. The weights are random.
 """
 
 from __future__ import annotations
@@ -221,9 +220,15 @@ def main() -> None:
   parser.add_argument(
     "--small", action="store_true", help="a layer of 1 MB, in seconds"
   )
-  parser.add_argument("--format", default="mxfp4", help="of the experts")
-  parser.add_argument("--tokens", default="1,8,64", help="comma separated")
-  parser.add_argument("--rounds", type=int, default=5, help="timed, of each")
+  parser.add_argument(
+    "--format", default="mxfp4", help="format of the experts; default: mxfp4"
+  )
+  parser.add_argument(
+    "--tokens", default="1,8,64", help="numbers of tokens, separated by commas"
+  )
+  parser.add_argument(
+    "--rounds", type=int, default=5, help="timed calls of each; default: 5"
+  )
   args = parser.parse_args()
   sizes = SMALL if args.small else GPT_OSS_20B
   print(

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Executes the numerics notebooks, and keeps them in step with their text.
+"""Executes the numerics notebooks, and compares errors with the baseline.
 
-A notebook NAME.ipynb is its text NAME.py (jupytext's py:percent form) together
-with the outputs of running it. The text is what one edits.
+NAME.py (jupytext's py:percent form) is the text of a notebook, which you edit.
+This program writes NAME.ipynb: the text and its outputs.
 
   cd examples/numerics
   python numerics_notebooks.py                   execute, write .ipynb
@@ -11,7 +11,7 @@ with the outputs of running it. The text is what one edits.
   python numerics_notebooks.py --check           execute, write nothing
   python numerics_notebooks.py --write-baseline  accept new figures
 
-To take over edits made in Jupyter: jupytext --to py:percent NAME.ipynb
+To convert edits made in Jupyter: jupytext --to py:percent NAME.ipynb
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     "names",
     nargs="*",
     metavar="NAME",
-    help=f"of {', '.join(NOTEBOOKS)} (default: all)",
+    help=f"some of {', '.join(NOTEBOOKS)} (default: all)",
   )
   parser.add_argument(
     "--check",

@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A real model in block-scaled formats: all-MiniLM-L6-v2 on real sentences.
+"""Runs a real model in block-scaled formats: all-MiniLM-L6-v2.
 
-Embeds sentences with the model in f32, then with the weights and activations
-of all its linear layers in MXFP8, MXFP4 and NVFP4, and prints what that saves,
-what it costs in accuracy, how long a batch takes, and which implementation
-`jaxplugin.block_scaled_dot` chose on this machine and why.
+The program embeds sentences in f32, and then with the weights and activations
+of all linear layers in MXFP8, MXFP4 and NVFP4. It prints the memory, the
+accuracy and the time of a batch for each format, and the backend that
+`jaxplugin.block_scaled_dot` chose on this machine, with the reason.
 
   cd examples/quickstart
   python quickstart.py

@@ -1,26 +1,28 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compares SmolLM2-135M-Instruct by jaxplugin with llama.cpp.
+"""Compares SmolLM2-135M-Instruct in jaxplugin and in llama.cpp.
 
   npm pack @node-llama-cpp/linux-x64     # and unpack the file
   python examples/serving/compare_llama_cpp.py \\
     --library package/bins/linux-x64 --cpu zen4
 
 Both read the same GGUF file. Each runs in a process with --threads cores, and
-the processes take turns. The report has
+the processes take turns. The report has these columns:
 
-  equal   greedy answers, of 10, that are those of llama.cpp in 64 tokens
-  agree   tokens of llama.cpp's answers that the model says after the same text
-  logits  error of the logits of a text, in norm, relative to llama.cpp's
-  to f32  the same, relative to the weights as stored with rows in f32
+  equal   number of 10 greedy answers whose 64 tokens are those of llama.cpp
+  agree   part of the tokens of llama.cpp's answers that the model predicts
+          after the same text
+  logits  norm of the difference to llama.cpp's logits, relative to these
+  to f32  the same, relative to the stored weights with f32 rows
   ppl     perplexity of the text
-  ms, tok/s    of prompts, and of decoding after one
-  x       how many times as fast as llama.cpp, the median of rounds
+  ms      milliseconds for the whole prompt
+  tok/s   tokens a second after the prompt
+  x       speedup over llama.cpp, the median of the rounds
 
 "stored, int8 rows" has precision="fastest": a matmul rounds its input to 8-bit
-integers with a scale for each 32, as llama.cpp does. The text is a chapter of
-Python's language reference ("Objects, values and types"), in the standard
-library's `pydoc_data`.
+integers with a scale factor for 32 values, as llama.cpp does. The text is the
+chapter "Objects, values and types" of Python's language reference, from the
+standard library's `pydoc_data`.
 """
 
 from __future__ import annotations
@@ -340,7 +342,9 @@ def main() -> None:
   )
   parser.add_argument("--library", type=pathlib.Path, required=True)
   parser.add_argument("--cpu", default="haswell", help="libggml-cpu-CPU.so")
-  parser.add_argument("--file", type=pathlib.Path, help="another GGUF file")
+  parser.add_argument(
+    "--file", type=pathlib.Path, help="another GGUF file of SmolLM2"
+  )
   parser.add_argument("--threads", type=int, default=2)
   parser.add_argument("--what", choices=("text", "speed"), default="text")
   parser.add_argument(
@@ -349,12 +353,14 @@ def main() -> None:
     default=[BF16, F32, INT8, *FORMATS, "f32"],
     metavar="NAME",
   )
-  parser.add_argument("--size", type=int, default=1024, help="of the text")
+  parser.add_argument(
+    "--size", type=int, default=1024, help="tokens of the text; default: 1024"
+  )
   parser.add_argument(
     "--settings",
     nargs="+",
     default=["140:128", "512:128"],
-    help="tokens of a prompt and tokens to decode",
+    help="PROMPT:DECODED numbers of tokens",
   )
   parser.add_argument("--slots", type=int, default=1088)
   parser.add_argument("--rounds", type=int, default=5)

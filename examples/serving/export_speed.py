@@ -1,19 +1,19 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an exported product is as fast as the one under `jit`.
+"""Times an exported matmul in turns with the same matmul under `jit`.
 
     python examples/serving/export_speed.py --json times.json
 
-It is `jp.linear` of x (m, k) with an MXFP8 weight (n, k), on one CPU device,
-and split over two, by the weight's rows (n) and along what is summed (k):
+The matmul is `jp.linear` of x (m, k) with an MXFP8 weight (n, k). It runs on
+one CPU device, and split over two devices along n and along k:
 
     jit          the function itself, under `jit`
     jp.export    the module of `jp.export`, serialized and loaded
-    jax.export   the one of `jax.export.export`, which is of XLA's operations
+    jax.export   the module of `jax.export.export`, with XLA's operations only
 
-The first two are to have the same bits, and the third is within a part in 10^5
-of them, which is checked before they are timed, in turns. A time is that of one
-call from Python, until its result is ready.
+Before they are timed, the first two must have the same bits, and the third must
+be within a relative difference of 1e-5. A time is that of one call from Python
+until its result is ready.
 """
 
 from __future__ import annotations

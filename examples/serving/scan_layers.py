@@ -1,17 +1,15 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Times a `lax.scan` over stacked layers, one row of activations, on a CPU.
+"""Times a `lax.scan` over stacked layers for one row of activations, on a CPU.
 
   python examples/serving/scan_layers.py                # the table
   python examples/serving/scan_layers.py --shape 4x4096x4096 --rounds 15
 
-Each step multiplies by one layer's weight: that of a scan over the weights,
-which XLA copies before, or ("by number") that of a scan over the layers'
-numbers, which kernels read where it lies. Its peers: XLA's f32 product by f32
-weights, with the contraction that is fastest for XLA, and the same in a
-function without a scan, whose arguments are the layers. Each variant is checked
-first. The variants take turns, and each is called once untimed before it is
-timed.
+Each step multiplies by the weight of one layer. A scan over the weights copies
+each weight first. A scan over the numbers of the layers ("by number") reads
+each weight in place. The peers are XLA's f32 matmuls in a scan, and without a
+scan, each in the form that is fastest for XLA. Each result is checked. The
+variants take turns, and each one is called once before it is timed.
 """
 
 import argparse
@@ -134,8 +132,14 @@ def table(times):
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("--shape", default="x".join(map(str, SHAPE)))
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument(
+    "--shape",
+    default="x".join(map(str, SHAPE)),
+    help="layers x n x k; default: %(default)s",
+  )
   parser.add_argument("--rounds", type=int, default=ROUNDS)
   args = parser.parse_args()
   shape = tuple(int(size) for size in args.shape.split("x"))

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves a small model from weights that are quantized once.
 
-A stack of residual layers with random weights decodes token by token: the
-weights stay quantized (NVFP4), activations are f32 or bf16, and `jax.lax.scan`
-goes over the layers' numbers, so that all of them are one compiled dot, and
-kernels read each weight where it lies. Beside it runs the same model in f32.
+A stack of residual layers with random weights decodes token by token. The
+weights stay quantized. `jax.lax.scan` runs over the numbers of the layers, so
+one compiled matmul reads each layer's weight in place. The program compares
+the results and the time with the same model in f32.
 
   python examples/serving/serve.py
   python examples/serving/serve.py --format mxfp8 --tokens 64

@@ -1,21 +1,21 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Speedup of several microbatches from operands that are quantized once.
+"""Times a step of several microbatches whose operands are quantized once.
 
     python examples/training/microbatches.py --json times.json
 
-It is the gradient of the weights of blocks (query, key, value, out, gate, up
-and down; only their matmuls are timed, not attention), in a scan over
-layers that computes each again, in a scan over microbatches:
+The step computes the gradients of a block's weights: query, key, value, out,
+gate, up and down, without attention. It scans over microbatches, and inside
+over layers with `jax.checkpoint`:
 
-    each       every product quantizes its operands
+    each       every matmul quantizes its operands
     weights    weights are quantized once for all microbatches
-    operands   and inputs once for all products that have them
-    f32        products of f32, in XLA
+    operands   also, an input is quantized once for all its matmuls
+    f32        matmuls in f32, by XLA
 
-The first three are the same gradients, bit for bit, which is checked before
-they are timed, in turns. (Without the scan over layers XLA moves what each
-microbatch quantizes of weights out of the loop by itself.)
+The first three must have the same bits, which is checked before they are timed
+in turns. Without the scan over layers, XLA itself moves the quantization of
+weights out of the loop.
 """
 
 from __future__ import annotations

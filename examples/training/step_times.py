@@ -6,10 +6,10 @@
     python examples/training/step_times.py --before ../other/.venv/bin/python
     python examples/training/step_times.py --variants mxfp8:dots mxfp8:fused
 
-A recipe's name with ":dots" is `quantize_dots` of the model, and with ":fused"
+A recipe's name with ":dots" applies `quantize_dots` to the model, and ":fused"
 the same with `fuse_activations=True`. Each variant runs in a process that keeps
-its compiled step. `--before` also runs the recipes with another Python, which
-has another version of jaxplugin.
+its compiled step. `--before` also runs the recipes with the Python of another
+environment, which has another version of jaxplugin.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@
   python train.py --long                       # hours
   python train.py --report                     # no training: table and plot
 
-Each variant of each seed is a run. Runs that are in the results already are not
-made again, so that what was interrupted goes on where it was.
+A run is one variant with one seed. Runs that are in the results are not made
+again, so the same command continues after an interruption.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def parse_arguments(
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument(
-    "--task", choices=training_tasks.TASKS, default="linen", help="model, data"
+    "--task",
+    choices=training_tasks.TASKS,
+    default="linen",
+    help="model and data; default: linen",
   )
   parser.add_argument(
     "--variants",
@@ -47,7 +50,7 @@ def parse_arguments(
     choices=training_variants.VARIANTS,
     default=list(training_variants.VARIANTS),
     metavar="NAME",
-    help=f"of: {', '.join(training_variants.VARIANTS)} (default: all)",
+    help=f"some of {', '.join(training_variants.VARIANTS)} (default: all)",
   )
   size = parser.add_mutually_exclusive_group()
   for name, what in (("quick", "seconds, to try"), ("long", "hours")):
@@ -62,21 +65,21 @@ def parse_arguments(
     choices=training_variants.VARIANTS,
     default=training_variants.BASELINE,
     metavar="NAME",
-    help="what differences are to (default: f32)",
+    help="variant to compare with (default: f32)",
   )
   parser.add_argument(
     "--results",
     type=pathlib.Path,
     default=FOLDER,
     metavar="FOLDER",
-    help="where runs are kept",
+    help="folder of the results",
   )
   parser.add_argument(
     "--one-line",
     action="store_true",
     help=(
-      "recipes by jp.quantize_dots of the model in f32, instead of a matmul"
-      " and a key for each layer"
+      "apply recipes by jp.quantize_dots to the f32 model, instead of a"
+      " dot_general and a key for each layer"
     ),
   )
   parser.add_argument(
