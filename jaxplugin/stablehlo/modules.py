@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 from typing import Any, Final
 
 import jax
@@ -36,6 +37,8 @@ BYTECODE: Final = "bytecode"
 PORTABLE: Final = "portable"
 _LONGEST_SHOWN: Final = 200  # bytes of a string that `Source.elide` keeps
 FORMS: Final = (TEXT, BYTECODE, PORTABLE)
+# The text of a module has spaces.
+_PATH: Final = re.compile(r"\S+\.(mlir|mlirbc|hlo|txt|pb|stablehlo)")
 
 ModuleError = module_parsing.ModuleError
 verify = module_parsing.verify
@@ -213,6 +216,11 @@ def read(
     raise TypeError(
       "module must be StableHLO or HLO text, MLIR bytecode, an ir.Module, a"
       f" jax.stages.Lowered or a jax.export.Exported, got {type(given)}"
+    )
+  if isinstance(given, str) and _PATH.fullmatch(given):
+    raise TypeError(
+      f"module must be the text of a module, got the path {given!r}. Pass"
+      f" pathlib.Path({given!r}).read_bytes()"
     )
   name = name or f"<{type(given).__name__}>"
   if isinstance(given, (ir.Module, jax.stages.Lowered)):

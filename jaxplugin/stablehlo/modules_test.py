@@ -95,6 +95,13 @@ class ReadTest(parameterized.TestCase):
       ):
         modules.read(given)
 
+  @parameterized.parameters("model.mlir", "/tmp/a.hlo", "b/c-1.mlirbc")
+  def test_path_is_refused_with_its_remedy(self, path):
+    with self.assertRaisesRegex(
+      TypeError, f"got the path '{path}'. Pass .*read_bytes"
+    ):
+      modules.read(path)
+
   def test_copy_is_free_to_be_changed(self):
     given = jax.jit(jnp.sin).lower(1.0).compiler_ir("stablehlo")
     before = str(given)
