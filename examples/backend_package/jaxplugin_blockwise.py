@@ -1,13 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A third-party backend of jaxplugin, which sums block by block.
+"""A backend of another package, which sums block by block.
 
-Both scales of a block are powers of two, with exponents e and f. The block's
-sum is computed from the values without scales, and multiplied by 2^(e + f).
-No dequantized value can overflow, so the result is exact even if values times
-scales leave float32's range.
+Both scale factors of a block are powers of two, with exponents e and f. The
+backend sums the products of the values without scale factors, and multiplies
+the sum by 2^(e + f). So no dequantized value leaves float32's range, and the
+result is exact.
 
-It is for few rows, because it keeps the sums of all blocks, f32[blocks, m, n].
+The backend stores the sums of all blocks, f32[blocks, m, n]. So it supports
+only few rows.
 """
 
 from __future__ import annotations
@@ -21,36 +22,34 @@ import jaxplugin as jp
 _BLOCK_SIZE = 32
 _MAX_ROWS = 256
 _MAX_SUMS = 1 << 28  # f32 numbers, 1 GiB
-_NAN = 255  # of E8M0
+_NAN = 255  # the code of E8M0's NaN
 _BIAS = 127
 
 
 def supports(problem: jp.backends.Problem, target: jp.Target) -> str | None:
-  """Serves few rows of MX formats, in whole blocks."""
+  """Supports few rows of MX formats, in whole blocks."""
   del target
   for name, operand in (("lhs", problem.lhs), ("rhs", problem.rhs)):
     if operand.format not in (jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4):
       return f"needs MXFP8 or MXFP4 on both sides, got {operand} as {name}"
   if problem.num_contracting != 1:
-    return f"contracts one dimension, got {problem.num_contracting}"
-  # jaxplugin asks about symbolic sizes only where a backend says so.
+    return f"needs one contracting dimension, got {problem.num_contracting}"
+  # Symbolic sizes need takes_symbolic_sizes=True.
   batch, m, n, k = problem.batch, problem.m, problem.n, problem.k
   assert batch is not None and m is not None
   assert n is not None and k is not None
   if k % _BLOCK_SIZE:
     return f"needs k to be a multiple of {_BLOCK_SIZE}, got k={k}"
   if m > _MAX_ROWS:
-    return f"is for m up to {_MAX_ROWS}, got m={m}"
+    return f"needs m up to {_MAX_ROWS}, got m={m}"
   sums = batch * m * n * (k // _BLOCK_SIZE)
   if sums > _MAX_SUMS:
-    return (
-      f"holds {_MAX_SUMS} sums of blocks at most, of these there are {sums}"
-    )
+    return f"needs at most {_MAX_SUMS} sums of blocks, got {sums}"
   return None
 
 
 def emit(call: jp.backends.Call) -> jax.Array:
-  """The call, in XLA's operations."""
+  """Computes the call in JAX operations."""
   rows = call.as_rows()  # (batch, m, k) x (batch, n, k)
   sums = jnp.einsum(
     "zmbv,znbv->zbmn",
@@ -69,20 +68,20 @@ def emit(call: jp.backends.Call) -> jax.Array:
 
 
 def _blocks(operand: jp.backends.Operand) -> jax.Array:
-  """f32[batch, rows, blocks, block size] of values without their scales."""
+  """Returns values without scales, f32[batch, rows, blocks, block size]."""
   values = operand.unpacked().astype(jnp.float32)
   return values.reshape(*values.shape[:2], -1, _BLOCK_SIZE)
 
 
 def _exponents(operand: jp.backends.Operand) -> jax.Array:
-  """i32[batch, blocks, rows] of E8M0 scales."""
+  """Returns the exponents of E8M0 scales, i32[batch, blocks, rows]."""
   assert operand.scale is not None
   codes = lax.bitcast_convert_type(operand.scale, jnp.uint8)
   return jnp.swapaxes(codes, 1, 2).astype(jnp.int32) - _BIAS
 
 
 def _times_power_of_two(x: jax.Array, exponent: jax.Array) -> jax.Array:
-  """x * 2^exponent of -254 to 254, in steps that are normal numbers."""
+  """Returns x * 2^exponent for -254 to 254, by factors that are normal."""
   step = exponent // 3
   for part in (step, step, exponent - 2 * step):
     bits = (part + _BIAS) << 23
@@ -96,6 +95,6 @@ BACKEND = jp.Backend(
   platforms=("cpu", "cuda", "rocm", "tpu"),
   supports=supports,
   emit=emit,
-  summary="sums of blocks, each times the power of two of both scales",
+  summary="sums each block, and multiplies by the powers of two of both scales",
   is_portable=True,
 )

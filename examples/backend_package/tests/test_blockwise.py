@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of every backend, held by this one. Needs it to be installed."""
+"""Runs the test suite of every backend on this one, which is installed."""
 
 from absl.testing import absltest
 
