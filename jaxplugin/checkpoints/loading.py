@@ -39,6 +39,9 @@ _WHO: Final = "checkpoints.load"
 SAFETENSORS: Final = ".safetensors"
 _NEAR_GLOB: Final = 0.3  # a glob has only a part of the name
 _GGUF: Final = ".gguf"
+_FILES: Final = (SAFETENSORS, _GGUF, ".json")
+# Owner and name of a repository of Hugging Face.
+_REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
 # One of several files that gguf-split wrote.
 _SPLIT: Final = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf$")
 _CHECKS: Final = ("numbers",)
@@ -584,9 +587,13 @@ def files_of(path: pathlib.Path) -> list[pathlib.Path]:
     CheckpointError: If a folder has no such file, or several checkpoints.
   """
   if not path.exists():
-    raise FileNotFoundError(
-      errno.ENOENT, "no such file or directory", str(path)
-    )
+    message = "no such file or directory"
+    if _REPOSITORY.fullmatch(str(path)) and path.suffix not in _FILES:
+      message += (
+        "; for a repository of Hugging Face, pass the folder that"
+        " huggingface_hub.snapshot_download returns"
+      )
+    raise FileNotFoundError(errno.ENOENT, message, str(path))
   if not path.is_dir():
     return [path]
   for pattern in (f"*{safetensors_files.INDEX_SUFFIX}", f"*{SAFETENSORS}"):

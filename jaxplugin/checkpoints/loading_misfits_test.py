@@ -258,6 +258,14 @@ class PathsTest(Case):
       self.assertEqual(status, 2)
       self.assertEqual(err, f"error: {path}: no such file or directory\n")
 
+  def test_name_of_a_repository_has_its_remedy(self):
+    for path in ("meta-llama/Llama-3.1-8B", "owner/name"):
+      with self.assertRaisesRegex(FileNotFoundError, "snapshot_download"):
+        jp.checkpoints.load(path)
+    for path in ("owner/model.safetensors", "a/b/c", "name"):
+      with self.assertRaisesRegex(FileNotFoundError, "directory: '"):
+        jp.checkpoints.load(path)
+
   def test_pipes_and_folders_are_refused_and_not_waited_for(self):
     for suffix in ("safetensors", "gguf", "safetensors.index.json"):
       for make, kind in ((os.mkfifo, "a pipe"), (os.mkdir, "a folder")):
