@@ -1,10 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that were measured once, and the alarm when one of them grows.
+"""Compares the errors that a notebook measures with a recorded baseline.
 
-A notebook records what it measures in a `Tracker`; `finish`, its last cell,
-compares with numerics_baseline.json and raises `GrownError` with the names of
-all that grew beyond what another machine may change. To accept new figures:
+A notebook records its figures in a `Tracker`. Its last cell calls `finish`,
+which compares them with numerics_baseline.json. If figures grew by more than
+another machine may change, `finish` raises `GrownError` with their names. To
+accept new figures:
 
   python examples/numerics/numerics_notebooks.py --write-baseline
 """

@@ -2,20 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder-only transformer with a cache of keys and values, in plain JAX.
 
-Each layer is that of Llama (arXiv:2302.13971): root mean square norm, attention
-with rotated positions (arXiv:2104.09864) in which groups of heads share keys
-and values (arXiv:2305.13245), norm, and a gated MLP (arXiv:2002.05202).
+The layers are those of Llama (arXiv:2302.13971): a root mean square norm,
+attention with rotated positions (arXiv:2104.09864) and shared keys and values
+(arXiv:2305.13245), a norm, and a gated MLP (arXiv:2002.05202).
 
-`prefill` reads prompts and fills the cache, `decode` goes on from there, some
-tokens a call: each the likeliest, or drawn at random (`Sampling`). Prompts of
-one batch end at the same slot: shorter ones begin later (`Cache.start`), so all
-write one slot at a time.
+`prefill` reads prompts and fills the cache. `decode` then decodes some tokens
+in each call: the likeliest ones, or random ones (`Sampling`). Prompts of one
+batch end at the same slot, so all sequences write one slot at a time. Shorter
+prompts begin at a later slot (`Cache.start`).
 
-Layers have one of two forms. If they are stacks (layers, n, k), `lax.scan` goes
-over the layers' numbers and one layer is compiled; `jp.linear(layer=)` reads a
-quantized layer without a copy. If they are a tuple of layers, they are
-unrolled. XLA:CPU would copy an f32 layer out of a stack at each step, and reads
-a separate array without a copy.
+Layers have one of two forms:
+
+* Stacks (layers, n, k): `lax.scan` runs over the numbers of the layers, so one
+  layer is compiled. `jp.linear(layer=)` reads a quantized layer without a copy.
+* A tuple of layers: the layers are unrolled. XLA:CPU would copy an f32 layer
+  out of a stack in each step, and reads a separate array without a copy.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Config:
 
   @property
   def weights(self) -> dict[str, tuple[int, int]]:
-    """(n, k) of each product of a layer; what has one input is one product."""
+    """(n, k) of each matmul of a layer. Weights of one input are one matmul."""
     attention = self.heads * self.head_size
     return {
       "qkv": (attention + 2 * self.groups * self.head_size, self.width),

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of a `decoder`: random ones, and each variant's form of them.
+"""Random weights of a `decoder`, and the form of the weights in each variant.
 
 A variant's name is a format, "f32" or "bf16" for plain weights, or "stored" for
 the formats of a file. For quantized weights the name says how rows are

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A classifier of digits in plain JAX: three linear layers and ReLU.
 
-The last layer stays in f32, as that of `transformer_linen` does.
+The last layer stays in f32, as in `transformer_linen`.
 """
 
 from __future__ import annotations

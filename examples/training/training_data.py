@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real data that need no download: Python's own documentation, and digits.
 
-Batches are drawn by a seed alone, so runs of one seed see the same batches in
-the same order, whatever else differs between them.
+The seed determines the batches and their order. So all runs of one seed have
+the same batches.
 """
 
 from __future__ import annotations

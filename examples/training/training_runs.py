@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One run, of a task, a variant and a seed; and a file that keeps many.
+"""Trains a task with a variant and a seed, and stores the runs in a file.
 
-A seed decides the first parameters, the order of the data, and the keys of
-stochastic rounding. So runs of one seed differ in the variant alone, and their
-difference is free of what the seeds differ in: they are paired.
+The seed determines the initial parameters, the order of the data and the keys
+of stochastic rounding. So two runs of one seed differ only in the variant, and
+their difference does not contain the spread between seeds.
 """
 
 from __future__ import annotations

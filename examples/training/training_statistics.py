@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What runs of several seeds say, and what they do not.
+"""Statistics of runs with several seeds: paired differences and intervals.
 
 With d_i the difference of two variants at seed i of n, the mean difference has
 the standard error s(d) / sqrt(n), and by Student's t with n - 1 degrees of

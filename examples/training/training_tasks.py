@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The three tasks: a model, its data and its sizes, as plain functions."""
+"""The three tasks: the functions of a model and its data, and the sizes."""
 
 from __future__ import annotations
 

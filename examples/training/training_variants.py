@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The variants of the runs: the matmuls of linear layers.
 
-A format's name alone is its recipe. "-no-..." is the recipe without one of its
+A format's name is its recipe. "-no-..." is the recipe without one of its
 parts, and "-bare" is the recipe without any of them.
 """
 

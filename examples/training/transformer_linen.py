@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A small transformer that guesses the next character, in flax linen.
+"""A small transformer that predicts the next character, in flax linen.
 
-`transformer_nnx` is the same function of parameters with the same names. The
-four linear layers of a block get their products from `dot_general`; attention's
-own products, the embeddings and the last layer stay in f32, as in NVIDIA's
-recipes (arXiv 2506.08027, 2509.25149).
+`transformer_nnx` computes the same function, and its parameters have the same
+names. `dot_general` computes the matmuls of the four linear layers of a block.
+The matmuls inside attention, the embeddings and the last layer stay in f32, as
+in NVIDIA's recipes (arXiv 2506.08027, 2509.25149).
 """
 
 from __future__ import annotations
