@@ -91,16 +91,17 @@ def _add_quantize_arguments(command: argparse.ArgumentParser) -> None:
     default="nvfp4",
     choices=checkpoints.WRITTEN_FORMATS,
     metavar="FORMAT",
-    help=f"of the weights: {', '.join(checkpoints.WRITTEN_FORMATS)}; default:"
-    " %(default)s",
+    help="format of the weights:"
+    f" {', '.join(checkpoints.WRITTEN_FORMATS)}; default: %(default)s",
   )
   command.add_argument(
     "--layout",
     default=checkpoints.WRITTEN_LAYOUTS[0],
     choices=checkpoints.WRITTEN_LAYOUTS,
     metavar="LAYOUT",
-    help=f"of the output: {', '.join(checkpoints.WRITTEN_LAYOUTS)}; default:"
-    " %(default)s; gpt-oss requires mxfp4",
+    help="layout of the output:"
+    f" {', '.join(checkpoints.WRITTEN_LAYOUTS)}; default: %(default)s; gpt-oss"
+    " requires mxfp4",
   )
   globs = {"action": "extend", "nargs": "+"}
   arguments.add_options(

@@ -103,7 +103,9 @@ EXPLAIN: Final = arguments.Command(
 
 def _add_repro_arguments(command: argparse.ArgumentParser) -> None:
   command.add_argument(
-    "file", metavar="FILE", help="a file of jp.repro.save; of people you trust"
+    "file",
+    metavar="FILE",
+    help="a file that jp.repro.save wrote; open only files of people you trust",
   )
   command.add_argument(
     "--seed",

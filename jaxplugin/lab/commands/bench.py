@@ -48,8 +48,8 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
       " quantize:MxK, dequantize:MxK; default: the platform's table",
       "--m": "rows of each dot and decoder, in place of the set's",
       "--formats": "formats, or pairs of them as bf16xnvfp4, mxfp8xmxfp4;"
-      f" default: {workloads.FORMATS}, and in a CPU's table"
-      f" {workloads.ONE_SIDED} where few rows read weights",
+      f" default: {workloads.FORMATS}, and for few rows of a CPU's table also"
+      f" {workloads.ONE_SIDED}",
     },
   )
   what.add_argument(
@@ -62,7 +62,8 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     what,
     "LIST",
     {
-      "--implementations": f"of {', '.join(backends.NAMES)}, {variants.CHOSEN};"
+      "--implementations": "some of"
+      f" {', '.join(backends.NAMES)}, {variants.CHOSEN};"
       " default: all that support the row, and the chosen one for decoders"
     },
   )
@@ -70,7 +71,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     what,
     "LIST",
     {
-      "--peers": f"of {', '.join(_PEERS)}, or none;"
+      "--peers": f"some of {', '.join(_PEERS)}, or none;"
       f" {', '.join(processes.NAMES)} run in separate processes on a CPU, and"
       " only if they are named; default: all others"
     },
@@ -117,7 +118,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     type=float,
     default=_DEFAULT_THRESHOLD,
     metavar="PART",
-    help="the loss of a ratio that is a regression; default:"
+    help="a ratio that falls by more than this part is a regression; default:"
     f" {_DEFAULT_THRESHOLD}",
   )
 
@@ -132,15 +133,16 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
   arguments.add_options(
     how,
     "N",
-    {"--rounds": f"at most, for a row; default: {_DEFAULT_ROUNDS}"},
+    {"--rounds": f"upper limit for a row; default: {_DEFAULT_ROUNDS}"},
     type=int,
   )
   arguments.add_options(
     how,
     "S",
     {
-      "--seconds": f"of timing a row; default: {_DEFAULT_SECONDS:g}",
-      "--budget": "seconds for all rows; rows that do not fit are left out",
+      "--seconds": f"time of a row in seconds; default: {_DEFAULT_SECONDS:g}",
+      "--budget": "time of all rows in seconds; rows that do not fit are left"
+      " out",
     },
     type=float,
   )

@@ -55,7 +55,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   arguments.add_options(
     what,
     "LIST",
-    {"--operations": f"of {', '.join(registry.BY_NAME)}; default: all"},
+    {"--operations": f"some of {', '.join(registry.BY_NAME)}; default: all"},
   )
   arguments.add_options(
     what,
@@ -131,8 +131,8 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
     how,
     "LIST",
     {
-      "--implementations": f"of {', '.join(backends.NAMES)}; default: all that"
-      " support the problem"
+      "--implementations": f"some of {', '.join(backends.NAMES)}; default: all"
+      " that support the problem"
     },
   )
   arguments.add_options(
@@ -156,12 +156,17 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
   )
   number, count = ("X", float), ("N", arguments.size(1))
   for name, (metavar, type), default, text in (
-    ("deadline", number, _DEFAULTS.seconds, "seconds to compile and check one"),
+    (
+      "deadline",
+      number,
+      _DEFAULTS.seconds,
+      "seconds to compile and check a candidate",
+    ),
     (
       "seconds",
       number,
       _DEFAULTS.timing_seconds,
-      "seconds of timing, in a process",
+      "seconds that a process times a problem",
     ),
     (
       "memory",
@@ -169,7 +174,7 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
       _DEFAULTS.memory_bytes / _GB,
       "GB that a process may use",
     ),
-    ("rounds", count, _DEFAULTS.rounds, "most rounds of timing, in a process"),
+    ("rounds", count, _DEFAULTS.rounds, "upper limit of rounds in a process"),
     (
       "processes",
       count,
