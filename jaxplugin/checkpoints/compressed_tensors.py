@@ -8,6 +8,7 @@ FP8_BLOCK, INT8_W8A8 and W4A16 of compressed-tensors 0.20.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ NAME: Final = "compressed-tensors"
 ZERO_POINT: Final = "weight_zero_point"
 DIVISOR: Final = "weight_global_scale"
 _ACTIVATION: Final = "input_global_scale"
-PACKED: Final = ".weight_packed"
+PACKED: Final = "weight_packed"
 _VERSION: Final = "0.20.0"
 _FLOAT_SCALED: Final = (
   *(formats.FP8_128X128, formats.FP8_ROW, formats.INT8_ROW),
@@ -128,14 +129,15 @@ def from_compressed_tensors(
 def _recognize(
   contents: records.Contents, values: stored.StoredTensor
 ) -> records.Entry | None:
-  if not values.name.endswith(PACKED):
+  prefix = values.name.removesuffix(PACKED)
+  if prefix == values.name:
     return None
-  prefix = f"{values.name.removesuffix(PACKED)}."
   if values.dtype == packed_integers.INT32:
     return _read_integers(contents, values, prefix)
   if values.dtype not in entries.VALUE_TYPES:
     return None
-  return _read(contents, values, prefix)
+  entry = _read(contents, values, prefix)
+  return dataclasses.replace(entry, name=f"{prefix}weight")
 
 
 def _read_integers(
@@ -185,12 +187,10 @@ def _read(
       values,
       f"it has a {ZERO_POINT}, and only formats of integers have one",
     )
-  base = prefix.removesuffix(".")
   convert = from_compressed_tensors
   entry, _ = entries.linear_entry(
-    *(contents, NAME, values, f"{base}.", DIVISOR, convert),
-    name=f"{base}{names.WEIGHT}",
-    activation_scale=contents.existing(f"{base}.{_ACTIVATION}"),
+    *(contents, NAME, values, prefix, DIVISOR, convert),
+    activation_scale=contents.existing(f"{prefix}{_ACTIVATION}"),
   )
   return entry
 
@@ -199,7 +199,7 @@ def _tensors(name: str, array: scaled_array.ScaledArray) -> dict[str, Any]:
   base, format = names.base(name), array.format
   second = f"{base}.{DIVISOR}"
   found = entries.tensors_of(
-    *(array, f"{base}{PACKED}" if format.has_pairs else name),
+    *(array, f"{base}.{PACKED}" if format.has_pairs else name),
     *(f"{base}.weight_scale", second),
     is_typed=format in _FLOAT_SCALED,
   )
@@ -208,7 +208,7 @@ def _tensors(name: str, array: scaled_array.ScaledArray) -> dict[str, Any]:
   if format.values_dtype == formats.INT4:
     words = packed_integers.words_of(array.values)
     found |= {
-      f"{base}{PACKED}": words,
+      f"{base}.{PACKED}": words,
       f"{base}.weight_shape": np.asarray(array.shape, np.int64),
     }
   if format.has_zero_points:

@@ -288,7 +288,6 @@ def _read_comfyui(
       f"{mark.sign} says that it is rotated (ConvRot), which needs rotated"
       " inputs and is not supported; use a checkpoint without rotation",
     )
-  prefix = f"{prefix.removesuffix('.')}."
   scale = contents.part(values, f"{prefix}weight_scale")
   second = contents.tensors.get(f"{prefix}{_SECOND}")
   format = conversions.comfyui_format(

@@ -28,12 +28,11 @@ from jaxplugin.core import formats
 
 # Signs that a tensor is quantized in an unsupported format: integers or FP8
 # with a scale, zero point or codebook in another tensor. The names come from
-# public checkpoints. `_VALUES` have their other parts in the same module.
-_VALUES: Final = frozenset(
-  {
-    *("weight", "weight_packed", "qweight", "q_weight", "W_q", "codes"),
-    *("Qidxs", "trellis"),
-  }
+# public checkpoints. The first group of `_VALUES` is the prefix of other parts:
+# a module, or the fused experts of vLLM ("w13_qweight").
+_VALUES: Final = re.compile(
+  r"((?:.*\.)?)(?:weight|weight_packed|qweight|q_weight|W_q|codes|Qidxs|trellis)"
+  r"|(.*_)(?:weight_packed|qweight)"
 )
 # Ends of names of block scales, and of the values that they may have.
 _VALUES_OF: Final = {
@@ -64,8 +63,8 @@ _SIGN: Final = re.compile(
 _FAMILIES: Final = tuple(
   (re.compile(values), re.compile(beside), name)
   for values, beside, name in (
-    (r"\.qweight$", r"wscales|smooth", "integers of Nunchaku (SVDQuant)"),
-    (r"\.qweight$", r"", "integers of GPTQ or AWQ"),
+    (r"qweight$", r"wscales|smooth", "integers of Nunchaku (SVDQuant)"),
+    (r"qweight$", r"", "integers of GPTQ or AWQ"),
     (r"\.q_weight$", r"", "integers of ExLlama"),
     (r"\.W_q$", r"", "integers of HQQ"),
     (r"\.codes$", r"codebook", "codes of AQLM"),
@@ -223,7 +222,6 @@ def _unsupported(
   if tensor.refusal or not _may_be_quantized(tensor):
     return None
   beside = _signs(names, tensor.name)
-  leaf = tensor.name.rpartition(".")[2]
   if missing := _missing_scales(contents, tensor, beside):
     return f"its scales, {missing!r}, must be there too"
   if beside:
@@ -231,7 +229,7 @@ def _unsupported(
   elif (
     contents.config
     and not contents.is_own
-    and leaf in _VALUES
+    and _VALUES.fullmatch(tensor.name)
     and len(tensor.shape) > 1
   ):
     sign = f"{contents.config}, and it has no scale"
@@ -250,12 +248,13 @@ def _missing_scales(
   beside: Sequence[str],
 ) -> str:
   """Returns the name of scales that a weight of a layout lacks, or ""."""
-  module, _, leaf = tensor.name.rpartition(".")
+  leaf = tensor.name.rpartition(".")[2]
+  prefix = tensor.name.removesuffix(leaf)
   is_words = tensor.dtype == np.uint32 and leaf == "weight"
   is_gptq = tensor.dtype == np.int32 and leaf == "qweight"
-  is_mlx = is_words and beside == [f"{module}.biases"]
+  is_mlx = is_words and beside == [f"{prefix}biases"]
   if is_gptq or is_mlx:
-    scales = f"{module}.scales"
+    scales = f"{prefix}scales"
     is_there = scales in contents.tensors or any("wscales" in x for x in beside)
     return "" if is_there else scales
   is_weight = leaf == "weight" and len(tensor.shape) > 1 and not is_words
@@ -266,7 +265,7 @@ def _missing_scales(
   found = [name for word, name in _SCALES_OF if word.search(tool)]
   if not found and beside:
     found = ["weight_scale"]
-  return f"{module}.{found[0]}" if found else ""
+  return f"{prefix}{found[0]}" if found else ""
 
 
 def _signs(names: Sequence[str], name: str) -> list[str]:
@@ -275,9 +274,8 @@ def _signs(names: Sequence[str], name: str) -> list[str]:
   for prefix in (f"{name}.", f"{name}_"):
     its = _starting(names, prefix)
     found += [x for x in its if _SIGN.search(x[len(name) :])]
-  module, dot, leaf = name.rpartition(".")
-  if dot and leaf in _VALUES:
-    prefix = f"{module}."
+  if values := _VALUES.fullmatch(name):
+    prefix = values[1] or values[2] or ""
     found += [
       x
       for x in _starting(names, prefix)
@@ -290,6 +288,8 @@ def _signs(names: Sequence[str], name: str) -> list[str]:
 
 
 def _starting(names: Sequence[str], prefix: str) -> Sequence[str]:
+  if not prefix:
+    return names
   after = prefix[:-1] + chr(ord(prefix[-1]) + 1)  # sorted after all of them
   first, last = (bisect.bisect_left(names, x) for x in (prefix, after))
   return names[first:last]

@@ -442,6 +442,44 @@ class NamesTest(Case):
         # One of the two products of the three f32 factors is rounded.
         np.testing.assert_allclose(got, want, rtol=2.0**-23)
 
+  def test_parts_with_an_underscore_instead_of_a_dot(self):
+    """Fused experts have such names."""
+    experts = {
+      "weight_scale": np.stack([BLOCKS, BLOCKS]),
+      "weight_global_scale": np.float32([1, 2]) / SECOND,
+    }
+    values = np.stack([PACKED, PACKED])
+    want = np.stack([NVFP4 * G, NVFP4 * G / 2])
+    for name, tensors in {
+      "e.w13": named("e.w13", values, **experts),
+      "e.w13_weight": {
+        "e.w13_weight_packed": values,
+        **{f"e.w13_{x}": array for x, array in experts.items()},
+      },
+    }.items():
+      with self.subTest(name):
+        scale = np.ones(1, np.float32)
+        found = self.quietly({**tensors, "e.w13_input_global_scale": scale})
+        self.assertCountEqual(found, [name, "e.w13_input_global_scale"])
+        self.assert_read(found, name, "compressed-tensors", "nvfp4", want)
+        self.assertEqual(found.activation_scale(name), 1)
+    words = PACKED.view(np.int32)  # the low nibble first, plus 8
+    codes = np.stack([PACKED & 15, PACKED >> 4], -1).reshape(96, K)
+    scale = np.full((96, 1), 0.5, np.float32)
+    found = self.quietly(
+      {"w13_weight_packed": words, "w13_weight_scale": scale}
+    )
+    self.assertEqual([*found], ["w13_weight"])
+    got = np.asarray(jp.dequantize(found["w13_weight"]))
+    np.testing.assert_array_equal(got, (codes.astype(float) - 8) / 2)
+    tensors, expected = comfyui_nvfp4(128)
+    tensors = {
+      x.replace("w.weight", "w_weight").removesuffix("_weight"): y
+      for x, y in tensors.items()
+    }
+    found = self.quietly(tensors, layout="comfyui")
+    self.assert_read(found, "w", "comfyui", "nvfp4", expected)
+
   def test_pre_quant_scale_is_kept_and_spoken_of(self):
     comfyui = {**comfyui_nvfp4(128)[0], "w.comfy_quant": mark(format="nvfp4")}
     awq = np.arange(K, dtype=np.float32)
@@ -516,6 +554,11 @@ UNSUPPORTED = (
     ("w.weight", np.zeros((4, K), np.uint8)),
     ("w.weight_scale", np.ones((8, 1), np.float32)),
   ),
+  # Names without a module, and of fused experts.
+  ("GPTQ or AWQ", ("w13_qweight", INT32), ("w13_scales", ROW)),
+  ("GPTQ or AWQ", ("qweight", INT32), ("scales", ROW)),
+  ("U32.*with BF16", ("weight", INT32.astype(np.uint32)), ("scales", ROW)),
+  ("INT8", ("weight", INT8), ("SCB", np.ones(8, np.float32))),
   ("HQQ", ("w.W_q", np.zeros((8, K), np.uint8)), ("w.scale", ROW)),
   ("AQLM", ("w.codes", np.zeros((8, 8, 1), np.int8)), ("w.codebooks", ROW)),
   ("EXL3", ("w.trellis", INT32.astype(np.int16)), ("w.suh", ROW)),
