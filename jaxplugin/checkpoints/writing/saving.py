@@ -186,7 +186,8 @@ def _require_readable(name: str, array: Any) -> None:
     )
   if not isinstance(array, (jax.Array, np.ndarray)):
     raise TypeError(
-      f"{_WHO}: {name!r} must be an array, got {error_context.shown(array)}"
+      f"{_WHO}: {name!r} must be an array, got {error_context.shown(array)};"
+      " convert a scalar by numpy.asarray"
     )
   if isinstance(array, jax.Array) and not (
     array.is_fully_addressable or array.is_fully_replicated
