@@ -133,10 +133,11 @@ def load(
 
 def origin_of(point: importlib.metadata.EntryPoint) -> str:
   """Returns the distribution of an entry point and its version."""
-  distribution = point.dist
-  if distribution is None:
-    return "an unknown distribution"
-  return f"{distribution.name} {distribution.version}"
+  unknown = "an unknown distribution"
+  try:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else unknown
+  except Exception:  # Its metadata may be invalid.
+    return unknown
 
 
 def _load(

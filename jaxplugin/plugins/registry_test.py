@@ -244,6 +244,20 @@ class EntryPointTest(RegistryTestCase):
       )
     self.assertNotIn("acme", backends.table())
 
+  def test_broken_metadata_of_one_distribution_stops_no_other(self):
+    self.install("beta", bee=source("bee"), cat="raise ValueError('bad')")
+    metadata = pathlib.Path(self.folder, "beta-1.2.dist-info", "METADATA")
+    metadata.write_bytes(b"\xff")
+    self.install("alpha", ant=source("ant"))
+    statuses, texts = self.statuses()
+    origins = {name: status.origin for name, status in statuses.items()}
+    unknown = "an unknown distribution"
+    self.assertEqual(
+      origins, {"ant": "alpha 1.2", "bee": unknown, "cat": unknown}
+    )
+    self.assertRegex(texts[0], f"cat, of {unknown}: .* its import failed")
+    self.assertIn("bee", backends.table())
+
   def test_broken_metadata_is_told_and_stops_nothing(self):
     error = ValueError("no metadata")
     with mock.patch.object(registry, "installed", side_effect=error):
