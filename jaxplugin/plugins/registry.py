@@ -146,20 +146,23 @@ def _load(
   """Returns the backends of an entry point, at most one for each operation."""
   try:
     value = point.load()
-  except (Exception, SystemExit) as error:  # An import may raise any error.
+    backends = value if isinstance(value, tuple) and value else (value,)
+    others = [x for x in backends if not isinstance(x, records.Backend)]
+  except KeyboardInterrupt:
+    raise
+  except BaseException as error:  # Also an exit, or a panic of a Rust module.
     return _refused(
       point,
       records.Refusal.IMPORT_FAILED,
       f"{point.value}: {type(error).__name__}: {error}",
     )
-  backends = value if isinstance(value, tuple) and value else (value,)
+  if others:
+    return _refused(
+      point,
+      records.Refusal.WRONG_TYPE,
+      f"{point.value} is a {type(others[0]).__name__}",
+    )
   for backend in backends:
-    if not isinstance(backend, records.Backend):
-      return _refused(
-        point,
-        records.Refusal.WRONG_TYPE,
-        f"{point.value} is a {type(backend).__name__}",
-      )
     if error_text := records.api_version_error(backend):
       return _refused(
         point, records.Refusal.WRONG_API_VERSION, error_text, is_whole=True

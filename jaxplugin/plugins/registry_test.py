@@ -60,6 +60,16 @@ def backend(name="acme", *, result=7.0, **changes):
   )
 
 
+LAZY_PROXY = """
+class Proxy:
+  @property
+  def __class__(self):
+    raise RuntimeError("unbound")
+
+BACKEND = Proxy()
+"""
+
+
 def operands():
   rng = np.random.default_rng(0)
   return tuple(
@@ -188,6 +198,9 @@ class EntryPointTest(RegistryTestCase):
     ("no_module", None, Refusal.IMPORT_FAILED, "ModuleNotFoundError"),
     ("no_attribute", "X = 1", Refusal.IMPORT_FAILED, "AttributeError"),
     ("exit", "raise SystemExit(3)", Refusal.IMPORT_FAILED, "SystemExit: 3"),
+    ("panic", "class Panic(BaseException): ...\nraise Panic('x')",
+     Refusal.IMPORT_FAILED, "Panic: x"),
+    ("lazy_proxy", LAZY_PROXY, Refusal.IMPORT_FAILED, "RuntimeError: unbound"),
     ("wrong_field", "import jaxplugin as jp\nBACKEND = jp.Backend(speed=1)",
      Refusal.IMPORT_FAILED, "TypeError: .*speed"),
     ("wrong_type", "BACKEND = 'acme'", Refusal.WRONG_TYPE, "is a str"),
