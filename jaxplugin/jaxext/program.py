@@ -14,6 +14,10 @@ from jax.extend import core as extend_core
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext.tracing import binding_private
 
+# Operations that only call the function in their one jaxpr.
+CALLS: Final = frozenset(
+  {"jit", "remat2", "closed_call", "custom_jvp_call", "custom_vjp_call"}
+)
 # Operations whose jaxprs are programs in a kernel language.
 KERNELS: Final = frozenset({"pallas_call", "core_map", "mpmd_map"})
 

@@ -325,6 +325,24 @@ class SaveTest(ReproTestCase):
       self.assertEqual([x.statistics is not None for x in inputs], are_known)
       self.assertIsNone(jp.repro.replay(self.path).first_wrong)
 
+  def test_calls_in_functions_that_jax_calls_are_saved(self):
+    def dot(x):
+      return jp.linear(x, WEIGHTS[0])
+
+    with_vjp = jax.custom_vjp(dot)
+    with_vjp.defvjp(lambda x: (dot(x), None), lambda _, g: (g,))
+    with_vmap = jax.custom_batching.custom_vmap(dot)
+    with_vmap.def_vmap(lambda size, batched, x: (jax.vmap(dot)(x), True))
+    for f in (
+      *(jax.jit(dot), jax.checkpoint(dot), with_vjp, with_vmap),
+      jax.grad(lambda x: jax.checkpoint(dot)(x).sum()),
+      lambda x: jax.jvp(dot, [x], [x])[1],
+    ):
+      jp.repro.save(self.path, f, jnp.asarray(X))
+      found = jp.repro.replay(self.path)
+      self.assertNotEmpty(found.calls)
+      self.assertIsNone(found.first_wrong, str(found))
+
   def test_loops_and_branches(self):
     w = WEIGHTS[0]
 

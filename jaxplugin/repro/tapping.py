@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxplugin.core import decisions, targets
 from jaxplugin.dot import backends, calls, primitive
-from jaxplugin.jaxext import mesh_axes, program
+from jaxplugin.jaxext import linear_calls, mesh_axes, program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.operation import alternatives
 from jaxplugin.operation import primitive as operation_primitive
@@ -44,13 +44,9 @@ PRIMITIVES: Final = {
     dequantization.dequantize_p,
   )
 }
-# Operations that compute the function in their only jaxpr.
-_CALLS: Final = frozenset(
-  {
-    *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat"),
-    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-  }
-)
+_CALLS: Final = program.CALLS | {
+  *("custom_vmap_call", "remat_opt", linear_calls.linear_call_p.name)
+}
 _FORMS: Final = alternatives.kernel_or_operations_p.name
 # Without effect on numbers, and for the devices of the original program.
 _DROPPED: Final = frozenset({"sharding_constraint", "debug_callback"})

@@ -492,7 +492,6 @@ def _loop_key(walker: Walker) -> Any:
 
 RULES: Final = {
   "jit": _call,
-  "checkpoint": _call,
   "remat2": _call,
   "cond": _cond,
   "scan": _scan,

@@ -439,7 +439,6 @@ def _dequantize(
 _RULES: Final[Mapping[str, Callable[..., ArrayProduct | None]]] = {
   "convert_element_type": _convert,
   "copy": _same,
-  "copy_p": _same,
   "name": _same,
   "stop_gradient": _same,
   tangents.without_derivative_p.name: _same,

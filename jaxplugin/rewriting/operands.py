@@ -20,7 +20,7 @@ _REMEDY = "or pass its array, .primal, which the matmul then quantizes"
 # Their results have the elements of their operands in the same order.
 _SAME: Final = frozenset(
   {
-    *("sharding_constraint", "layout_constraint", "name", "copy", "copy_p"),
+    *("sharding_constraint", "layout_constraint", "name", "copy"),
     *("optimization_barrier", "device_put"),
   }
 )

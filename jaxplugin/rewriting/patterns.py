@@ -24,16 +24,8 @@ from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.quantization import prologues
 from jaxplugin.rewriting import calls, sites, sources
 
-_CALLS: Final = frozenset(
-  {
-    *("jit", "checkpoint", "remat2", "closed_call", "core_call"),
-    *("custom_jvp_call", "custom_vjp_call"),
-  }
-)
 # Their results are their operands.
-_SAME: Final = frozenset(
-  {"copy", "copy_p", "name", "pbroadcast", "pvary", "pcast"}
-)
+_SAME: Final = frozenset({"copy", "name", "pbroadcast", "pvary"})
 _CONVERT: Final = "convert_element_type"
 # Also a `jit` with shardings or layouts.
 _CONSTRAINT: Final = "sharding_constraint"
@@ -377,7 +369,7 @@ class _Matcher:
         operands = [_Value(x, None) for x in eqn.in_tracers]
       else:
         operands = [function.value(v) for v in eqn.invars]
-      if eqn.primitive.name not in _CALLS:
+      if eqn.primitive.name not in program.CALLS:
         name, params = eqn.primitive.name, eqn.params
         return _Operation(name, params, tuple(operands), index, value)
       jaxprs = list(program.jaxprs_of(tuple(eqn.params.values())))

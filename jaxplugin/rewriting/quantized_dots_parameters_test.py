@@ -12,7 +12,9 @@ from flax import nnx
 from jax import lax
 
 import jaxplugin as jp
-from jaxplugin.rewriting import sites
+from jaxplugin.jaxext import program
+from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.rewriting import calls, sites, sources
 
 RECIPE = jp.training.MXFP8_RECIPE
 W = jnp.ones((64, 64))
@@ -66,6 +68,9 @@ LAYOUTS = {
   "pvary": sharded(lambda w: w),
   "no_vma": sharded(lambda w: w, check_vma=False),
   "pcast": sharded(lambda w: lax.pcast(w, "a", to="varying")),
+  "reduced": sharded(
+    lambda w: lax.pcast(lax.pcast(w, "a", to="reduced"), "a", to="varying")
+  ),
   "all_gather": sharded(
     lambda w: lax.all_gather(w, "a", tiled=True), P("a"), False
   ),
@@ -122,6 +127,11 @@ LAYOUTS = {
 }
 # Those that a derivative in a jitted function goes through, and that have one.
 NOT_DIFFERENTIATED = ("stop_gradient", "custom_vmap", "carry_of_while_loop")
+# Names in some of the supported versions of JAX.
+NOT_IN_ALL_VERSIONS = {
+  *("closed_call", "reduced_vary_cast", "reduced_vary_cast_p"),
+  *("vary_unreduced_cast", "vary_unreduced_cast_p"),
+}
 # Those whose operations are seen one by one, without a trace that keeps them.
 EAGER = ("pvary", "stack", "custom_vjp", "take", "device_put")
 
@@ -160,6 +170,11 @@ class LayoutsTest(absltest.TestCase):
     with sites.recording() as record:
       jp.quantize_dots(all_of(rows), RECIPE)(W, X)
     self.assertEqual(not_taken(rows, [x.site for x in record.sites]), [])
+
+  def test_operations_have_the_names_that_jax_gives_them(self):
+    names = sources.LAYOUTS | program.CALLS | calls.FOLLOWED
+    found = {p.name for p in binding_private._primitives(names)}
+    self.assertContainsSubset(names - found, NOT_IN_ALL_VERSIONS)
 
   def test_a_row_of_an_embedding_is_no_parameter(self):
     def look_up(w, x):

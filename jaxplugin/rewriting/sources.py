@@ -18,15 +18,16 @@ from jaxplugin.jaxext.tracing import binding_private
 # `pad` and `concatenate` add others.
 _LAYOUTS: Final = frozenset(
   {
-    *("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim"),
+    *("reshape", "transpose", "squeeze", "broadcast_in_dim"),
     *("slice", "dynamic_slice", "split", "concatenate", "rev", "copy"),
     *("stack", "unstack", "tile", "pad"),
-    *("copy_p", "convert_element_type", "reduce_precision", "name"),
-    "stop_gradient",
-    *("sharding_constraint", "layout_constraint", "reshard", "mesh_cast"),
+    *("convert_element_type", "reduce_precision", "name", "stop_gradient"),
+    *("sharding_constraint", "layout_constraint", "reshard"),
     *("all_gather", "all_gather_invariant", "all_gather_reduced"),
-    *("ppermute", "all_to_all", "pbroadcast", "pvary", "pcast", "preduced"),
-    *("reduced_vary_cast_p", "vary_unreduced_cast_p"),
+    *("ppermute", "all_to_all", "pbroadcast", "pvary", "preduced"),
+    # Before JAX 0.12 the names of these two end in "_p".
+    *("reduced_vary_cast", "reduced_vary_cast_p"),
+    *("vary_unreduced_cast", "vary_unreduced_cast_p"),
   }
 )
 # Each result has the elements of the operand with the same index.
@@ -35,12 +36,7 @@ _SIDE_BY_SIDE: Final = frozenset({"optimization_barrier", "device_put"})
 _TIE: Final = "tie"
 _GATHER: Final = "gather"
 # Operations whose results are those of the one function inside.
-_CALLS: Final = frozenset(
-  {
-    *("jit", "checkpoint", "remat2", "closed_call", "core_call", "remat_opt"),
-    *("custom_jvp_call", "custom_vjp_call", "custom_vmap_call", "shard_map"),
-  }
-)
+_CALLS: Final = program.CALLS | {"custom_vmap_call", "remat_opt", "shard_map"}
 
 
 _Fact = TypeVar("_Fact")
