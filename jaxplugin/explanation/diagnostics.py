@@ -337,9 +337,8 @@ def explain_module(
   kernels: collections.Counter[str] = collections.Counter()
   with rewriter.readable(source):
     for operation, runs in module_runs.runs_of(source):
-      if operation.name == "stablehlo.custom_call":
-        name = module_parsing.string(operation.attributes["call_target_name"])
-        kernels[name] += name.startswith(_KERNEL_CALLS)
+      name = module_parsing.custom_call(operation)
+      kernels[name] += name.startswith(_KERNEL_CALLS)
       if module_calls.call_name(operation) is not None:
         calls.append(runs)
       elif (other := _explain_plain(operation, source, target)) is not None:

@@ -131,17 +131,11 @@ def find(source: modules.ParsedModule) -> list[Any]:
 
 def call_name(operation: Any) -> str | None:
   """Returns the name of a block-scaled call; None for other operations."""
-  attribute = {
-    "stablehlo.custom_call": "call_target_name",
-    "stablehlo.composite": "name",
-  }.get(operation.name)
-  if attribute is None:
-    return None
-  name = module_parsing.string(operation.attributes[attribute])
-  is_composite = operation.name == "stablehlo.composite"
-  return (
-    name if name in _ARITY and is_composite == (name == SCALED_DOT) else None
-  )
+  if operation.name == "stablehlo.composite":
+    name = module_parsing.string(operation.attributes["name"])
+    return name if name == SCALED_DOT else None
+  name = module_parsing.custom_call(operation)
+  return name if name in _ARITY and name != SCALED_DOT else None
 
 
 def title(operation: Any, source: modules.ParsedModule) -> str:

@@ -79,14 +79,13 @@ class Lowering:
     lowered = self.traced.lower(lowering_platforms=(self.platform,))
     module = lowered.compiler_ir("stablehlo")
     for operation in modules.walk(module.operation):
-      if operation.name == "stablehlo.custom_call":
-        name = module_parsing.string(operation.attributes["call_target_name"])
-        if _CALLBACK.fullmatch(name):
-          raise NotImplementedError(
-            "a module cannot hold a Python function, got a custom call of"
-            f" {name} in {self.name}. Remove jax.debug.print and callbacks from"
-            " the backend, or pass another implementation="
-          )
+      name = module_parsing.custom_call(operation)
+      if _CALLBACK.fullmatch(name):
+        raise NotImplementedError(
+          "a module cannot hold a Python function, got a custom call of"
+          f" {name} in {self.name}. Remove jax.debug.print and callbacks from"
+          " the backend, or pass another implementation="
+        )
     return module
 
   def refusal(self) -> str:

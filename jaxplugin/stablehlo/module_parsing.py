@@ -186,6 +186,19 @@ def string(attribute: Any) -> str:
   return attribute.value_bytes.decode(errors="backslashreplace")
 
 
+def custom_call(operation: Any) -> str:
+  """Returns the target of a custom call; "" for other operations."""
+  if operation.name != "stablehlo.custom_call":
+    return ""
+  return string(operation.attributes["call_target_name"])
+
+
+def symbol(operation: Any) -> str:
+  """Returns the symbol that an operation defines, or ""."""
+  attributes = operation.attributes
+  return string(attributes["sym_name"]) if "sym_name" in attributes else ""
+
+
 def read_places(module: ir.Module) -> None:
   """Reads the file name of every location in a module.
 
@@ -327,17 +340,8 @@ def _as_composites(module: ir.Module, operations: Sequence[Any]) -> None:
   Raises:
     ValueError: If a scale does not divide its operand.
   """
-  calls = [
-    operation
-    for operation in operations
-    if operation.name == "stablehlo.custom_call"
-    and operation.attributes["call_target_name"].value == _TARGET
-  ]
-  taken = {
-    child.attributes["sym_name"].value
-    for child in module.body
-    if "sym_name" in child.attributes
-  }
+  calls = [x for x in operations if custom_call(x) == _TARGET]
+  taken = {symbol(child) for child in module.body}
   names: dict[str, str] = {}  # decompositions' names, by text without a name
   for call in calls:
     numbers = _numbers(call.attributes["backend_config"].value)

@@ -60,7 +60,8 @@ def runs_of(source: modules.ParsedModule) -> Iterator[tuple[Any, Runs]]:
   functions = _runs_of_functions(source.module)
   for child in source.module.body:
     function = child.operation
-    called = functions.get(_symbol(function), collections.Counter({Run(): 1}))
+    name = module_parsing.symbol(function)
+    called = functions.get(name, collections.Counter({Run(): 1}))
     for operation, run in _walk_runs(function):
       runs: Runs = collections.Counter()
       for caller, count in called.items():
@@ -70,7 +71,7 @@ def runs_of(source: modules.ParsedModule) -> Iterator[tuple[Any, Runs]]:
 
 def _runs_of_functions(module: Any) -> dict[str, Runs]:
   """Returns the number of runs of each function of a module, by name."""
-  functions = {_symbol(op.operation): op.operation for op in module.body}
+  functions = {module_parsing.symbol(op): op.operation for op in module.body}
   functions.pop("", None)
   calls: dict[str, list[tuple[str, Run]]] = {
     name: [
@@ -118,10 +119,3 @@ def _callee(operation: Any) -> str:
   if attribute is None or module_calls.call_name(operation) is not None:
     return ""
   return operation.attributes[attribute].value
-
-
-def _symbol(operation: Any) -> str:
-  attributes = operation.attributes
-  if "sym_name" not in attributes:
-    return ""
-  return module_parsing.string(attributes["sym_name"])

@@ -210,9 +210,7 @@ def check_kernels(source: modules.ParsedModule, target: targets.Target) -> None:
       if "arg_attrs" in function.attributes
     )
     for operation in modules.walk(source.module.operation):
-      if operation.name != "stablehlo.custom_call":
-        continue
-      name = module_parsing.string(operation.attributes["call_target_name"])
+      name = module_parsing.custom_call(operation)
       if name in library.HANDLERS:
         platforms: tuple[str, ...] = ("cpu",)
       elif name in triton_calls.NAMES:
@@ -396,7 +394,11 @@ def _add_functions(module: ir.Module, table: Any, name: str) -> str:
   They become private, and get names that are free, starting with `name`.
   """
   module = modules.imported(module, module.context)
-  taken = set(_symbols(table)) | set(_symbols(module.operation))
+  taken = {
+    module_parsing.symbol(operation)
+    for whole in (table, module.operation)
+    for operation in whole.regions[0].blocks[0]
+  }
   names = {}
   functions = list(module.body)
   for function in functions:
@@ -415,14 +417,6 @@ def _add_functions(module: ir.Module, table: Any, name: str) -> str:
     function.operation.detach_from_parent()
     table.regions[0].blocks[0].append(function)
   return names["main"]
-
-
-def _symbols(table: Any) -> list[str]:
-  return [
-    module_parsing.string(operation.attributes["sym_name"])
-    for operation in table.regions[0].blocks[0]
-    if "sym_name" in operation.attributes
-  ]
 
 
 def _free_name(wanted: str, taken: set[str]) -> str:
