@@ -20,7 +20,7 @@ import numpy as np
 from jaxplugin.arrays import layouts
 from jaxplugin.core import blocking, decisions
 from jaxplugin.core import formats as formats_lib
-from jaxplugin.tables import records, resolution
+from jaxplugin.tables import records, resolution, row_fields
 
 Activation = Literal["relu", "gelu", "silu"]
 ACTIVATIONS: Final = ("relu", "gelu", "silu")
@@ -242,7 +242,7 @@ def strides(
 
 # Rows of tuning tables, which have the fields that differ from their defaults.
 
-_SIDE_DEFAULTS: Final = resolution.defaults_of(SideProblem)
+_SIDE_DEFAULTS: Final = row_fields.defaults_of(SideProblem)
 _LAYOUTS: Final = (layouts.LINEAR, layouts.SWIZZLED)
 
 
@@ -269,13 +269,13 @@ def measured(
     numbers: default of each integer field that rows may leave out.
   """
   numbers = numbers or {}
-  defaults = {**resolution.defaults_of(kind), **numbers}
+  defaults = {**row_fields.defaults_of(kind), **numbers}
 
   @functools.lru_cache(maxsize=4096)
   def fields_of(problem: Any) -> records.Fields | None:
     if not problem.sizes_are_static or problem.is_empty:
       return None
-    if problem.out_dtype.name not in resolution.DTYPES:
+    if problem.out_dtype.name not in row_fields.DTYPES:
       return None
     lhs = _side_fields("lhs", problem.lhs)
     rhs = _side_fields("rhs", problem.rhs)
@@ -283,13 +283,13 @@ def measured(
       return None
     fields: dict[str, Any] = {name: getattr(problem, name) for name in sizes}
     fields["out"] = problem.out_dtype.name
-    fields |= resolution.not_default(problem, defaults)
+    fields |= row_fields.not_default(problem, defaults)
     return records.fields_of("problem", {**fields, **lhs, **rhs})
 
   def problem_of(fields: records.Fields) -> Any:
-    row = resolution.RowFields(what, fields, (*sizes, "out", "lhs", "rhs"))
+    row = row_fields.RowFields(what, fields, (*sizes, "out", "lhs", "rhs"))
     found: dict[str, Any] = {name: row.size(name) for name in sizes}
-    found["out_dtype"] = row.named("out", resolution.DTYPES)
+    found["out_dtype"] = row.named("out", row_fields.DTYPES)
     for name in ("lhs", "rhs"):
       found[name] = _side_of(name, row)
     found |= row.optional(defaults, words, numbers)
@@ -305,10 +305,10 @@ def _side_fields(name: str, side: SideProblem) -> dict[str, Any] | None:
   """Returns an operand's fields, or None if its format or dtype has no name."""
   fields: dict[str, Any] = {name: str(side)}
   if side.format is None:
-    if side.dtype.name not in resolution.DTYPES:
+    if side.dtype.name not in row_fields.DTYPES:
       return None
   else:
-    named = resolution.FORMATS.get(side.format.name)
+    named = row_fields.FORMATS.get(side.format.name)
     if named is None or _blocked(named, side.format.block_size) != side.format:
       return None
     if named.codebook is not None:
@@ -317,7 +317,7 @@ def _side_fields(name: str, side: SideProblem) -> dict[str, Any] | None:
       fields[f"{name}_block_size"] = side.format.block_size
     if side.dtype != side.format.array_dtype:
       fields[f"{name}_dtype"] = side.dtype.name
-  others = resolution.not_default(side, _SIDE_DEFAULTS)
+  others = row_fields.not_default(side, _SIDE_DEFAULTS)
   return fields | {f"{name}_{field}": v for field, v in others.items()}
 
 
@@ -328,10 +328,10 @@ def _blocked(
   return named.along(block_size).of_rows()
 
 
-def _side_of(name: str, row: resolution.RowFields) -> SideProblem:
+def _side_of(name: str, row: row_fields.RowFields) -> SideProblem:
   """Returns the operand `name` from a row's fields."""
-  text = row.text(name, (*resolution.FORMATS, *resolution.DTYPES))
-  format = resolution.FORMATS.get(text)
+  text = row.text(name, (*row_fields.FORMATS, *row_fields.DTYPES))
+  format = row_fields.FORMATS.get(text)
   layout = f"{name}_scale_layout"
   found = row.optional(
     {f"{name}_{field}": value for field, value in _SIDE_DEFAULTS.items()},
@@ -339,7 +339,7 @@ def _side_of(name: str, row: resolution.RowFields) -> SideProblem:
   )
   changes = {n.removeprefix(f"{name}_"): v for n, v in found.items()}
   if format is None:
-    return SideProblem(format=None, dtype=resolution.DTYPES[text], **changes)
+    return SideProblem(format=None, dtype=row_fields.DTYPES[text], **changes)
   size = format.block_size or row.size(f"{name}_block_size")
   format = _blocked(format, size)
   dtype = row.stored_dtype(f"{name}_dtype", format)

@@ -125,7 +125,7 @@ def information() -> Information:
       f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()
     ),
     target=str(target),
-    tuning=tuple(resolution.told(_OPERATIONS, target)),
+    tuning=tuple(resolution.describe(_OPERATIONS, target)),
     refusals=refusals,
     plugins=tuple(str(status) for status in registry.statuses()),
   )

@@ -16,7 +16,7 @@ import numpy as np
 from jaxplugin.arrays import layouts
 from jaxplugin.core import blocking, formats
 from jaxplugin.quantization import prologues
-from jaxplugin.tables import records, resolution
+from jaxplugin.tables import records, row_fields
 
 # Kernels can draw random bits of keys with this implementation.
 THREEFRY: Final = "threefry2x32"
@@ -332,7 +332,7 @@ class DequantizationProblem:
 # rank with this m and k. An array blocked along a middle dimension or along
 # merged dimensions has no row.
 
-_QUANTIZE: Final = resolution.defaults_of(
+_QUANTIZE: Final = row_fields.defaults_of(
   QuantizationProblem,
   without=(
     *("num_maxima", "pads_values", "options", "prologue"),
@@ -347,7 +347,7 @@ _QUANTIZE_WORDS: Final = {
 # both of (m, k) in either order.
 _ALONG: Final = ("last", "first", "last,first", "first,last")
 _OPTIONS: Final[dict[str, records.Scalar]] = {
-  **resolution.defaults_of(RecipeOptions, without=("strides",)),
+  **row_fields.defaults_of(RecipeOptions, without=("strides",)),
   "square": False,
 }
 _OPTION_WORDS: Final = {"key_impl": (THREEFRY,)}
@@ -378,7 +378,7 @@ def fields_of(problem: QuantizationProblem) -> records.Fields | None:
   """Returns a problem's fields, or None if it has no row."""
   if not problem.sizes_are_static or 0 in problem.shape:
     return None
-  if not problem.format.is_known or problem.dtype.name not in resolution.DTYPES:
+  if not problem.format.is_known or problem.dtype.name not in row_fields.DTYPES:
     return None
   if problem.pads_values:  # Rows have no field for it.
     return None
@@ -392,7 +392,7 @@ def fields_of(problem: QuantizationProblem) -> records.Fields | None:
     **sizes,
     "dtype": problem.dtype.name,
     "format": problem.format.name,
-    **resolution.not_default(problem, _QUANTIZE),
+    **row_fields.not_default(problem, _QUANTIZE),
   }
   if (prologue := problem.prologue) is not None:
     if "along" in sizes and len(problem.shape) != 2:
@@ -450,11 +450,11 @@ def problem_of(fields: records.Fields) -> QuantizationProblem:
   Raises:
     ValueError: If a field is wrong. The message says what it must be.
   """
-  row = resolution.RowFields("quantize", fields, ("m", "k", "dtype", "format"))
+  row = row_fields.RowFields("quantize", fields, ("m", "k", "dtype", "format"))
   m, k = row.size("m"), row.size("k")
   along = row.text("along", _ALONG) if "along" in row else "last"
-  format = row.named("format", resolution.FORMATS)
-  dtype = row.named("dtype", resolution.DTYPES)
+  format = row.named("format", row_fields.FORMATS)
+  dtype = row.named("dtype", row_fields.DTYPES)
   places = along.split(",")
   found = row.optional(_QUANTIZE, _QUANTIZE_WORDS)
   options = tuple(_options_of(row, i, p) for i, p in enumerate(places))
@@ -475,7 +475,7 @@ def problem_of(fields: records.Fields) -> QuantizationProblem:
 
 
 def _options_of(
-  row: resolution.RowFields, number: int, place: str
+  row: row_fields.RowFields, number: int, place: str
 ) -> RecipeOptions:
   found = row.optional(
     {_extra(name, number): value for name, value in _OPTIONS.items()},
@@ -488,7 +488,7 @@ def _options_of(
   return RecipeOptions(**found)
 
 
-def _prologue_of(row: resolution.RowFields) -> prologues.Prologue | None:
+def _prologue_of(row: row_fields.RowFields) -> prologues.Prologue | None:
   found = row.optional(_PROLOGUE, _PROLOGUE_WORDS)
   if found["prologue"] is None:
     return None
@@ -508,7 +508,7 @@ def dequantize_fields_of(
   format, shape = problem.format, problem.logical_shape
   if not all(isinstance(size, int) and size for size in shape):
     return None
-  if not format.is_known or problem.out_dtype.name not in resolution.DTYPES:
+  if not format.is_known or problem.out_dtype.name not in row_fields.DTYPES:
     return None
   if problem.axis not in (0, len(shape) - 1):
     return None
@@ -538,11 +538,11 @@ def dequantize_problem_of(
   Raises:
     ValueError: If a field is wrong. The message says what it must be.
   """
-  row = resolution.RowFields("dequantize", fields, ("m", "k", "format", "out"))
+  row = row_fields.RowFields("dequantize", fields, ("m", "k", "format", "out"))
   m, k = row.size("m"), row.size("k")
   along = row.text("along", _ALONG[:2]) if "along" in row else "last"
-  format = row.named("format", resolution.FORMATS)
-  out_dtype = row.named("out", resolution.DTYPES)
+  format = row.named("format", row_fields.FORMATS)
+  out_dtype = row.named("out", row_fields.DTYPES)
   dtype = row.stored_dtype("dtype", format)
   found = row.optional(_DEQUANTIZE, _DEQUANTIZE_WORDS)
   row.finish()

@@ -21,7 +21,7 @@ from jaxplugin.arrays import interleaving, layouts, scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import problems, reference
 from jaxplugin.repro import oracle
-from jaxplugin.tables import resolution
+from jaxplugin.tables import row_fields
 
 # Values are at most 3, and scales are at most 2. A product is at most 36 and a
 # multiple of 1/4, so a sum of k products is at most 2^24 quarters.
@@ -46,7 +46,7 @@ def side_refusal(side: problems.SideProblem) -> str:
   """Returns why `operand_of` cannot create an operand; "" if it can."""
   if side.format is None:
     return ""
-  if side.format.name not in resolution.FORMATS:
+  if side.format.name not in row_fields.FORMATS:
     return f"{side.format} is not a format of the package"
   if side.dtype == formats.PACKED and not (
     side.format.has_pairs or side.format.is_fp6
