@@ -26,6 +26,8 @@ import jax.numpy as jnp
 from jax.extend import core as extend_core
 from jax.interpreters import ad, batching, mlir
 
+from jaxplugin.jaxext import tangents as tangents_lib
+
 linear_call_p = extend_core.Primitive("jaxplugin_linear_call")
 
 Arrays = Sequence[jax.Array]
@@ -157,25 +159,13 @@ def _jvp(primals, tangents, *, function, num_linear, jaxpr):
       for x, t, is_active in zip(linear, tangents, active, strict=False)
     ]
     terms.append(linear_call_p.bind(*given, *constants, **params))
-  moved = [
-    i
-    for i, t in enumerate(tangents[num_linear:])
-    if type(t) is not ad.Zero and t.dtype != jax.dtypes.float0
-  ]
-  if moved:
-
-    def of_moved(*values):
-      merged = list(constants)
-      for i, value in zip(moved, values, strict=True):
-        merged[i] = value
-      return function.by_constants(linear, merged)
-
-    _, tangent = jax.jvp(
-      of_moved,
-      tuple(constants[i] for i in moved),
-      tuple(tangents[num_linear + i] for i in moved),
-    )
-    terms.append(tangent)
+  by_constants = tangents_lib.tangent_of(
+    lambda constants: function.by_constants(linear, constants),
+    list(constants),
+    list(tangents[num_linear:]),
+  )
+  if by_constants is not None:
+    terms.append(by_constants)
   if not terms:
     return result, ad.Zero(jax.typeof(result))
   return result, sum(terms[1:], start=terms[0])

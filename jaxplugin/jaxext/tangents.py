@@ -23,6 +23,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 T = TypeVar("T")
+Result = TypeVar("Result")
 
 without_derivative_p = extend_core.Primitive("without_derivative")
 derivative_guard_p = extend_core.Primitive("derivative_guard")
@@ -45,7 +46,7 @@ def without_derivative(x: T, message: str) -> T:
 
 def _jvp(primals: Any, tangents: Any, *, message: str) -> Any:
   (x,), (tangent,) = primals, tangents
-  if type(tangent) is not ad.Zero and tangent.dtype != dtypes.float0:
+  if not is_constant(tangent):
     raise NotImplementedError(message)
   return without_derivative_p.bind(x, message=message), tangent
 
@@ -89,7 +90,7 @@ def _guard_type(x: Any, *, message: str) -> Any:
 
 def _guard_jvp(primals: Any, tangents: Any, *, message: str) -> Any:
   (tangent,) = tangents
-  if type(tangent) is not ad.Zero and tangent.dtype != dtypes.float0:
+  if not is_constant(tangent):
     raise NotImplementedError(message)
   result = derivative_guard_p.bind(*primals, message=message)
   return result, ad.Zero(jax.typeof(result).to_tangent_aval())
@@ -130,19 +131,20 @@ CONSTANT: Final = np.zeros((), dtypes.float0)
 
 
 def is_constant(tangent: Any) -> bool:
-  """Returns whether a tangent passed to a `custom_jvp` rule is surely zero.
+  """Returns whether a tangent in a derivative rule is surely zero.
 
-  The rule is defined with `symbolic_zeros=True`.
+  The rule is that of a primitive, or of a `custom_jvp` that was defined with
+  `symbolic_zeros=True`.
   """
   return (
-    isinstance(tangent, jax.custom_derivatives.SymbolicZero)
+    isinstance(tangent, (ad.Zero, jax.custom_derivatives.SymbolicZero))
     or tangent.dtype == dtypes.float0
   )
 
 
 def jvp(
-  function: Callable[[T], jax.Array], primals: T, tangents: T
-) -> tuple[jax.Array, jax.Array] | None:
+  function: Callable[[T], Result], primals: T, tangents: T
+) -> tuple[Result, Result] | None:
   """Returns the result of `function` at the pytree `primals`, and its tangent.
 
   Args:
@@ -155,12 +157,14 @@ def jvp(
     The result and its tangent, or None if all tangents are constant.
   """
   leaves, tree = jax.tree.flatten(primals)
-  given = dict(enumerate(jax.tree.leaves(tangents)))
-  active = [i for i, t in given.items() if not is_constant(t)]
+  # An `ad.Zero` is a pytree without leaves.
+  is_zero = lambda t: isinstance(t, ad.Zero)
+  given = jax.tree.leaves(tangents, is_leaf=is_zero)
+  active = [i for i, t in enumerate(given) if not is_constant(t)]
   if not active:
     return None
 
-  def of_active(*args: jax.Array) -> jax.Array:
+  def of_active(*args: jax.Array) -> Result:
     merged = list(leaves)
     for i, x in zip(active, args, strict=True):
       merged[i] = x
@@ -175,8 +179,8 @@ def jvp(
 
 
 def tangent_of(
-  function: Callable[[T], jax.Array], primals: T, tangents: T
-) -> jax.Array | None:
+  function: Callable[[T], Result], primals: T, tangents: T
+) -> Result | None:
   """Returns the tangent of `jvp`, or None."""
   found = jvp(function, primals, tangents)
   return None if found is None else found[1]

@@ -24,6 +24,7 @@ from jax.extend import core as extend_core
 from jax.interpreters import ad
 
 from jaxplugin.core import formats, targets
+from jaxplugin.jaxext import tangents as tangents_lib
 from jaxplugin.operation import failures, primitive
 
 kernel_or_operations_p = extend_core.Primitive("kernel_or_operations")
@@ -116,37 +117,17 @@ def _bind(forms: Forms, *operands: Any) -> Any:
 _compiled = jax.jit(_bind, static_argnums=0)
 
 
-def _of_some(
-  operations: Any, operands: Sequence[Any], indices: Sequence[int]
-) -> Callable[..., list[jax.Array]]:
-  """Returns the operations as a function of the operands at `indices`."""
-
-  def function(*some: jax.Array) -> list[jax.Array]:
-    given = dict(zip(indices, some, strict=True))
-    return extend_core.jaxpr_as_fun(operations)(
-      *(given.get(i, x) for i, x in enumerate(operands))
-    )
-
-  return function
-
-
 def _jvp(
   primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> tuple[Any, Any]:
   results = kernel_or_operations_p.bind(*primals, **params)
-  active = [
-    i
-    for i, t in enumerate(tangents)
-    if type(t) is not ad.Zero and t.dtype != jax.dtypes.float0
-  ]
-  if not active:
-    return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
-  _, found = jax.jvp(
-    _of_some(params["operations"], primals, active),
-    [primals[i] for i in active],
-    [tangents[i] for i in active],
+  operations = extend_core.jaxpr_as_fun(params["operations"])
+  found = tangents_lib.tangent_of(
+    lambda operands: operations(*operands), list(primals), list(tangents)
   )
   return results, found
+  if found is None:
+    found = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
 
 
 def _transpose(
@@ -155,7 +136,14 @@ def _transpose(
   del params
   wanted = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
   transposed = jax.linear_transpose(
-    _of_some(operations, operands, wanted), *(operands[i].aval for i in wanted)
+
+  def function(*linear: jax.Array) -> list[jax.Array]:
+    every = list(operands)
+    for i, x in zip(wanted, linear, strict=True):
+      every[i] = x
+    return extend_core.jaxpr_as_fun(operations)(*every)
+
+    function, *(operands[i].aval for i in wanted)
   )
   given = [ad.instantiate_zeros(g) for g in cotangents]
   found = dict(zip(wanted, transposed(given), strict=True))

@@ -216,19 +216,15 @@ def _abstract_eval(values, *given, problem, target, overlay):
 
 def _jvp(primals, moved, *, problem, **params):
   """Returns the result of the primitive and the tangent of its XLA ops."""
-  active = [i for i, t in enumerate(moved) if type(t) is not ad.Zero]
-
-  def function(*args):
-    given = dict(zip(active, args, strict=True))
-    merged = [given.get(i, x) for i, x in enumerate(primals)]
-    return operations.dequantize(*merged, problem=problem)
-
-  _, tangent = jax.jvp(
-    function,
-    tuple(primals[i] for i in active),
-    tuple(moved[i] for i in active),
+  result = dequantize_p.bind(*primals, problem=problem, **params)
+  tangent = tangents.tangent_of(
+    lambda args: operations.dequantize(*args, problem=problem),
+    list(primals),
+    list(moved),
   )
-  return dequantize_p.bind(*primals, problem=problem, **params), tangent
+  if tangent is None:
+    tangent = ad.Zero(jax.typeof(result).to_tangent_aval())
+  return result, tangent
 
 
 def _batch(args, dims, *, problem, **params):
