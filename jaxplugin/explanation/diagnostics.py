@@ -24,8 +24,7 @@ from jaxplugin.dot import backends, offsets, primitive, problems
 from jaxplugin.dot.backends import cpu
 from jaxplugin.explanation import estimates, report
 from jaxplugin.jaxext import jax_private, program, tangents
-from jaxplugin.operation import choice
-from jaxplugin.operation import primitive as operation_primitive
+from jaxplugin.operation import alternatives, choice
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.quantization import (
   dequantization,
@@ -592,18 +591,16 @@ def _rows_are_rounded_with_offset(
   if fused is None or not fused[0].call.fastest_precision:
     return False
   target = targets.resolved(eqn.params["target"], target)
-  module = lowering.Module(
-    platforms=(target.platform,),
-    is_partitioned=operation.num_devices > 1,
+  module = _module_of(operation, target)
+  return alternatives.kernel_of(eqn, module, target, avals) is not None
+
+
+def _module_of(
+  operation: program.TracedOperation, target: targets.Target
+) -> lowering.Module:
+  return lowering.Module(
+    platforms=(target.platform,), is_partitioned=operation.num_devices > 1
   )
-  context = operation_primitive.LoweringContext(
-    module=module,
-    target=target,
-    avals_in=avals,
-    avals_out=[x.aval for x in eqn.outvars],
-    mesh=None,
-  )
-  return module.kernels_refusal() is None and forms.kernel(context) is not None
 
 
 def _quantized_result(
@@ -627,11 +624,7 @@ def _quantized_result(
   if not isinstance(forms, quantized_results.QuantizedResult):
     return False, ""
   target = targets.resolved(eqn.params["target"], target)
-  module = lowering.Module(
-    platforms=(target.platform,),
-    is_partitioned=operation.num_devices > 1,
-  )
-  refusal = module.kernels_refusal()
+  refusal = _module_of(operation, target).kernels_refusal()
   if for_export:
     reason = "jp.export writes kernels of one operation"
   elif refusal is not None:

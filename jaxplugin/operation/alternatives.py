@@ -26,6 +26,7 @@ from jax.interpreters import ad
 from jaxplugin.core import formats, targets
 from jaxplugin.jaxext import tangents as tangents_lib
 from jaxplugin.operation import failures, primitive
+from jaxplugin.runtime import lowering
 
 kernel_or_operations_p = extend_core.Primitive("kernel_or_operations")
 kernel_or_operations_p.multiple_results = True
@@ -125,9 +126,9 @@ def _jvp(
   found = tangents_lib.tangent_of(
     lambda operands: operations(*operands), list(primals), list(tangents)
   )
-  return results, found
   if found is None:
     found = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
+  return results, found
 
 
 def _transpose(
@@ -135,7 +136,6 @@ def _transpose(
 ) -> list[jax.Array | None]:
   del params
   wanted = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
-  transposed = jax.linear_transpose(
 
   def function(*linear: jax.Array) -> list[jax.Array]:
     every = list(operands)
@@ -143,6 +143,7 @@ def _transpose(
       every[i] = x
     return extend_core.jaxpr_as_fun(operations)(*every)
 
+  transposed = jax.linear_transpose(
     function, *(operands[i].aval for i in wanted)
   )
   given = [ad.instantiate_zeros(g) for g in cotangents]
@@ -183,15 +184,44 @@ def _lower(
   target: targets.Request | None,
 ) -> Callable[..., list[jax.Array]]:
   del target
-  kernel = None
-  if forms is not None and context.module.kernels_refusal() is None:
-    kernel = forms.kernel(context)
-    if kernel is not None and (fused := forms.fused(*context.avals_in)):
-      form, avals = fused
-      failures.remember(form.operation, {"call": form}, avals)
-  if kernel is None:
+  kernel = _kernel(forms, context)
+  if forms is None or kernel is None:
     return extend_core.jaxpr_as_fun(operations)
+  if fused := forms.fused(*context.avals_in):
+    form, avals = fused
+    failures.remember(form.operation, {"call": form}, avals)
   return lambda *operands: jax.tree.leaves(kernel(*operands))
+
+
+def _kernel(
+  forms: Forms | None, context: primitive.LoweringContext
+) -> Callable[..., Any] | None:
+  if forms is None or context.module.kernels_refusal() is not None:
+    return None
+  return forms.kernel(context)
+
+
+def kernel_of(
+  eqn: Any,
+  module: lowering.Module,
+  target: targets.Target,
+  avals: Sequence[Any],
+) -> Callable[..., Any] | None:
+  """Returns the function that calls the kernel of an equation, or None.
+
+  Args:
+    eqn: an equation of `kernel_or_operations_p`.
+    module, target: the module and the device to lower it for.
+    avals: types of the operands.
+  """
+  context = primitive.LoweringContext(
+    module=module,
+    target=target,
+    avals_in=avals,
+    avals_out=[x.aval for x in eqn.outvars],
+    mesh=None,
+  )
+  return _kernel(eqn.params["forms"], context)
 
 
 primitive.register(

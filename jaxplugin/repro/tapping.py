@@ -25,7 +25,6 @@ from jaxplugin.dot import backends, calls, primitive
 from jaxplugin.jaxext import linear_calls, mesh_axes, program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.operation import alternatives
-from jaxplugin.operation import primitive as operation_primitive
 from jaxplugin.quantization import (
   dequantization,
   quantize_primitive,
@@ -307,15 +306,9 @@ class Evaluation:
     if isinstance(forms, quantized_results.QuantizedResult):
       return []  # the taps are the matmul and the quantization
     target = targets.resolved(eqn.params["target"], self.target)
+    module = lowering.Module(platforms=(target.platform,))
     avals = [jax.typeof(x) for x in args]
-    context = operation_primitive.LoweringContext(
-      module=lowering.Module(platforms=(target.platform,)),
-      target=target,
-      avals_in=avals,
-      avals_out=[x.aval for x in eqn.outvars],
-      mesh=None,
-    )
-    kernel = None if forms is None else forms.kernel(context)
+    kernel = alternatives.kernel_of(eqn, module, target, avals)
     if kernel is None:
       return []
     fused = forms.fused(*args)
