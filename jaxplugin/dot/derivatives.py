@@ -83,6 +83,14 @@ class GradientDims:
       rhs_order=order(rhs_k, rhs_batch, rhs_free, lhs_k),
     )
 
+  def of_side(
+    self, side: str
+  ) -> tuple[sides.DimensionNumbers, tuple[int, ...]]:
+    """Returns dimension numbers and order for the cotangent of lhs or rhs."""
+    if side == "lhs":
+      return self.dgrad, self.lhs_order
+    return self.wgrad, self.rhs_order
+
 
 # Forward.
 
@@ -224,7 +232,7 @@ def _side_cotangent(name: str, g: jax.Array, call: calls.DotCall) -> jax.Array:
   def product(g: jax.Array, numbers: sides.DimensionNumbers) -> jax.Array:
     if not is_explicit(g):
       return local(g, other, numbers)
-    order = dims.lhs_order if name == "lhs" else dims.rhs_order
+    _, order = dims.of_side(name)
     spec = mesh_axes.spec_of(call.arrays()[name])
     # Dimension i of the operand is dimension `order[i]` of the product.
     out = tuple(axes for _, axes in sorted(zip(order, spec, strict=True)))
@@ -251,9 +259,7 @@ def side_cotangent(
     power: a power of two of factor's shape, or None.
     dims: dimension numbers of the dot's gradients.
   """
-  numbers, order = dims.dgrad, dims.lhs_order
-  if side == "rhs":
-    numbers, order = dims.wgrad, dims.rhs_order
+  numbers, order = dims.of_side(side)
   # An array may vary along dimensions that g contracts, so it scales g itself.
   if factor is not None and factor.ndim:
     if power is not None:

@@ -98,23 +98,19 @@ def _dot_jvp(
 
   dims = setting.gradient_dims(lhs, rhs)
   shardings = setting.gradient_shardings(lhs, rhs)
-  terms = [
-    _Term(
-      side=side,
-      dtype=arrays[side].dtype,
-      numbers=numbers,
-      order=order,
-      out_sharding=shardings[side],
-      other=found[products.other_side(side)],
-    )
-    for side, numbers, order in zip(
-      products.SIDES,
-      (dims.dgrad, dims.wgrad),
-      (dims.lhs_order, dims.rhs_order),
-      strict=True,
-    )
-    if active[side]
-  ]
+  terms = []
+  for side in products.SIDES:
+    if active[side]:
+      numbers, order = dims.of_side(side)
+      term = _Term(
+        side=side,
+        dtype=arrays[side].dtype,
+        numbers=numbers,
+        order=order,
+        out_sharding=shardings[side],
+        other=found[products.other_side(side)],
+      )
+      terms.append(term)
   residuals = [kept[term.other.side] for term in terms]
   constants, tree = jax.tree.flatten((residuals, sizes, key))
   function = _Tangent(

@@ -651,9 +651,8 @@ class Setting:
       return dict.fromkeys(SIDES)
     dims = self.gradient_dims(lhs, rhs)
     result: dict[Side, NamedSharding | None] = {}
-    for side, x, order in zip(
-      SIDES, (lhs, rhs), (dims.lhs_order, dims.rhs_order), strict=True
-    ):
+    for side, x in zip(SIDES, (lhs, rhs), strict=True):
+      _, order = dims.of_side(side)
       # Dimension i of the operand is `order[i]` of the product.
       axes = dict(zip(order, mesh_axes.spec_of(x), strict=True))
       spec = mesh_axes.partition_spec(tuple(axes[d] for d in range(x.ndim)))
@@ -695,9 +694,8 @@ class Setting:
     dims, scheme = self.gradient_dims(lhs, rhs), self.scheme
     shardings = self.gradient_shardings(lhs, rhs)
     found: dict[Side, Product | None] = dict.fromkeys(SIDES)
-    for side, other, numbers in zip(
-      SIDES, (rhs, lhs), (dims.dgrad, dims.wgrad), strict=True
-    ):
+    for side, other in zip(SIDES, (rhs, lhs), strict=True):
+      numbers, _ = dims.of_side(side)
       name = scheme.gradient(side)
       formats = (
         scheme.recipe.grad_format,

@@ -344,14 +344,14 @@ def _wanted(
   )
   other_batch = tuple(range(len(batch)))
   other_contracting = tuple(len(batch) + i for i in range(len(contracting)))
-  own: Any = (contracting, batch)
-  both: list[Any] = [(other_contracting, other_batch), own]
+  both: list[Any] = [(other_contracting, other_batch), (contracting, batch)]
   arrays: list[Any] = [other, x]
   if role == "activation":
     both, arrays = both[::-1], arrays[::-1]
+  numbers: Any = tuple(zip(*both, strict=True))
   setting = products.Setting(
     scheme=products.Scheme(recipe=recipe, weight="rhs", who=WHO),
-    numbers=((both[0][0], both[1][0]), (both[0][1], both[1][1])),
+    numbers=numbers,
     precision=None,
     dtype=x.dtype,
   )
