@@ -142,14 +142,14 @@ def _product(
     magnitude = np.abs(lhs) @ np.abs(rhs)
     bound = (32 + math.ceil(k / 16) * 2) * _ROUNDING * magnitude
     if is_fastest:
-      for a, b in ((lhs, rhs), (np.swapaxes(rhs, -1, -2), None)):
-        largest = np.abs(a).max(axis=-1, keepdims=True, initial=0)
-        if b is None:
-          sums = np.abs(lhs).sum(-1, keepdims=True)
-          bound = bound + _FASTEST * sums * np.swapaxes(largest, -1, -2)
-        else:
-          sums = np.abs(b).sum(-2, keepdims=True)
-          bound = bound + _FASTEST * largest * sums
+      (lhs_sum, lhs_max), (rhs_sum, rhs_max) = (
+        (
+          size.sum(axis, keepdims=True),
+          size.max(axis, keepdims=True, initial=0),
+        )
+        for size, axis in ((np.abs(lhs), -1), (np.abs(rhs), -2))
+      )
+      bound = bound + _FASTEST * (lhs_max * rhs_sum + lhs_sum * rhs_max)
     # A dequantized value below the range of f32 may be flushed to 0.
     flushed = [np.where(np.abs(x) < _MIN_NORMAL, 0, x) for x in (lhs, rhs)]
     if any((a != b).any() for a, b in zip(flushed, (lhs, rhs), strict=True)):
