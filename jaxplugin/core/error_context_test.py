@@ -86,6 +86,7 @@ class MissingAttributeTest(absltest.TestCase):
       (jp.nn, "quantize_dots", "it is jaxplugin.quantize_dots"),
       (jp.checkpoints, "linear", "it is jaxplugin.linear"),
       (jp.backends, "explain", "it is jaxplugin.explain"),
+      (jp.checkpoint_policies, "dots_savable", "dots_saveable"),
       (jp, "quantise", "did you mean jaxplugin.quantize or "),
       (jp, "zzzz", "'zzzz'"),
     )

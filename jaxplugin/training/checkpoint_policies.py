@@ -27,6 +27,7 @@ from typing import Any, Final
 import jax
 from jax import lax
 
+from jaxplugin.core import error_context
 from jaxplugin.dot import primitive
 from jaxplugin.ragged import calls as ragged_calls
 from jaxplugin.training import gradients
@@ -40,10 +41,7 @@ __all__ = [
   "quantized_saveable",
 ]
 
-
-def __dir__() -> list[str]:
-  return list(__all__)
-
+error_context.public_module(__name__, __all__)
 
 Policy = Callable[..., Any]
 """A policy of `jax.checkpoint`."""
