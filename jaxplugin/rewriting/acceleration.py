@@ -20,7 +20,7 @@ from jaxplugin.dot import backends
 from jaxplugin.dropin import nn_scaled
 from jaxplugin.jaxext import jax_private, program
 from jaxplugin.jaxext.tracing import binding_private, interception_private
-from jaxplugin.rewriting import calls, facts, ragged_dots
+from jaxplugin.rewriting import calls, facts, ragged_dots, sites
 
 WHO: Final = "accelerate"
 
@@ -35,11 +35,6 @@ _NNX: Final = (
 
 # `jax.nn.scaled_matmul` is a jitted function of this name around one equation.
 _MATMUL_JIT_NAME: Final = "_scaled_matmul"
-
-# Their results are matmuls by a weight, and not the weight in another layout.
-_PRODUCTS: Final = frozenset(
-  {"dot_general", ragged_dots.NAME, "conv_general_dilated"}
-)
 
 _RAGGED: Final = frozenset({ragged_dots.NAME})
 # If all elements of their first operand are one, so are those of the result.
@@ -343,7 +338,7 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
   ) -> None:
     """Notes an operation whose result a ragged dot cannot use as weights."""
-    if primitive.name in _PRODUCTS:
+    if primitive.name in sites.PRODUCTS:  # not weights in another layout
       return
     reasons = [self._lost_by(x) for x in args]
     if any(self._known(x) is not None for x in args):

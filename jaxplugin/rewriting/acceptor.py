@@ -46,7 +46,6 @@ from jaxplugin.training import ragged as training_ragged
 
 WHO: Final = "accept_quantized"
 
-_DOTS: Final = ("dot_general", ragged_dots.NAME)
 _MIXED: Final = "another factor is multiplied into it first"
 _OTHER_DIMENSIONS: Final = (
   "the matmul contracts other dimensions than the blocked one"
@@ -160,15 +159,15 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
   ) -> Any:
     if self._options.activations:
       patterns.record_own(primitive, params, args)
-    if primitive.name not in (*_DOTS, *calls.FOLLOWED, *weights.RULES):
+    if primitive.name not in (*sites.NUMBERS, *calls.FOLLOWED, *weights.RULES):
       return None
     if not any(self._names(x) for x in args):
       return None
     try:
       if primitive.name in weights.RULES:
         return self._views(primitive, args, params)
-      if primitive.name in _DOTS:
-        is_dense = primitive.name == _DOTS[0]
+      if primitive.name in sites.NUMBERS:
+        is_dense = primitive.name == sites.DOT
         multiply = self._dot if is_dense else self._ragged_dot
         result = multiply(primitive, args, params)
         self.outcome.is_taken = True
@@ -176,7 +175,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     except facts.NotSupported as reason:
       self.warn(primitive.name, args, str(reason))
       return None
-    if not calls.any_contains(params, frozenset(_DOTS)):
+    if not calls.any_contains(params, frozenset(sites.NUMBERS)):
       if primitive.name != "jit" or binding_private.is_placed(params):
         return None
       if not calls.any_contains(params, frozenset(weights.RULES)):
@@ -206,7 +205,9 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
       return
     self._products.note(primitive, args, params, out)
     results = out if primitive.multiple_results else [out]
-    if primitive.name not in _DOTS and not any(map(self._names, results)):
+    if primitive.name not in sites.NUMBERS and not any(
+      map(self._names, results)
+    ):
       # A jitted function has a more specific name, such as jnp.abs.
       name = params.get("name", "") if primitive.name == "jit" else ""
       name = name or primitive.name
@@ -489,38 +490,43 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
   def _ragged_dot(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
   ) -> jax.Array | None:
-    lhs, rhs, group_sizes, *_ = args
+    lhs, rhs, *_ = args
     view, format = self.view(rhs), self._options.activations
     if view is None or self._names(lhs):
       raise facts.NotSupported("only rhs may be a quantized weight")
-
-    def rows_of(
-      order: tuple[int, int],
-    ) -> scaled_array.ScaledArray | None:
-      if format is None:
-        return None
-      note = "" if order == (0, 1) else training_ragged.OTHER_LAYOUT
-      if format.has_global_scale:
-        note = f"rows without a group must not change the scale of {format}"
-      call = self._call(primitive, args, params, 0, note)
-      rows = lhs.transpose(order)
-      _require_blocks(rows, format)
-      if format.has_global_scale:
-        sizes = groups.sizes_within(group_sizes, rows.shape[0])
-        rows = groups.masked(rows, sizes)
-      # `multiplied` has the derivative.
-      call, rows = lax.stop_gradient((call, rows))
-      return _quantized(call, rows, format)
-
+    of_rows, of_weights = ragged_dots.orders(lhs, rhs, params)
+    if view.stored != tuple(view.dims[d] for d in of_weights):
+      raise facts.NotSupported(_OTHER_DIMENSIONS)
+    weights, rows = view.weight.selected(), None
     with error_context.in_function(WHO):
+      if format is not None:
+        rows = self._rows(primitive, args, params, of_rows, format)
       return ragged_dots.multiplied(
-        primitive,
-        args,
-        params,
-        functools.partial(_as_stored, view),
-        rows_of,
-        self._options.implementation,
+        primitive, args, params, rows, weights, self._options.implementation
       )
+
+  def _rows(
+    self,
+    primitive: Any,
+    args: Sequence[Any],
+    params: dict[str, Any],
+    order: tuple[int, int],
+    format: formats.BlockFormat,
+  ) -> scaled_array.ScaledArray:
+    """Quantizes lhs of a ragged dot, with its dimensions in an order."""
+    lhs, _, group_sizes, *_ = args
+    note = "" if order == (0, 1) else training_ragged.OTHER_LAYOUT
+    if format.has_global_scale:
+      note = f"rows without a group must not change the scale of {format}"
+    call = self._call(primitive, args, params, 0, note)
+    rows = lhs.transpose(order)
+    _require_blocks(rows, format)
+    if format.has_global_scale:
+      sizes = groups.sizes_within(group_sizes, rows.shape[0])
+      rows = groups.masked(rows, sizes)
+    # `ragged_dots.multiplied` has the derivative.
+    call, rows = lax.stop_gradient((call, rows))
+    return _quantized(call, rows, format)
 
 
 def _stored_dims(
@@ -555,15 +561,6 @@ def _stored_dims(
       )
     kinds[any(is_batch)].append(d)
   return tuple(kinds[True]), tuple(kinds[False])
-
-
-def _as_stored(
-  view: weights.View, order: Sequence[int]
-) -> scaled_array.ScaledArray:
-  """Returns the quantized weight if it is stored in this order of the view."""
-  if view.stored != tuple(view.dims[d] for d in order):
-    raise facts.NotSupported(_OTHER_DIMENSIONS)
-  return view.weight.selected()
 
 
 def _require_servable(x: Any, result: Any, params: dict[str, Any]) -> None:

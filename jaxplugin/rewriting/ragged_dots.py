@@ -171,13 +171,20 @@ def _refusal_of_dimensions(
   return ""
 
 
-# The dimensions of lhs in the order of rows and contracted ones, and those of
-# rhs in the order of groups, columns and contracted ones.
-_Orders = tuple[tuple[int, int], tuple[int, int, int]]
+def orders(
+  lhs: Any, rhs: Any, params: Mapping[str, Any]
+) -> tuple[tuple[int, int], tuple[int, int, int]]:
+  """Returns the dimensions of one of JAX's ragged dots.
 
+  Returns:
+    Those of lhs: rows and contracted ones; and those of rhs: groups, columns
+    and contracted ones.
 
-def _orders(params: Mapping[str, Any]) -> _Orders:
-  """Returns the dimensions of a ragged dot without a refusal."""
+  Raises:
+    facts.NotSupported: If `jp.ragged_dot` does not support them.
+  """
+  if reason := _refusal_of_dimensions(lhs, rhs, params):
+    raise facts.NotSupported(reason)
   numbers = params["ragged_dot_dimension_numbers"]
   (lhs_k,), (rhs_k,) = numbers.dot_dimension_numbers[0]
   (row,), (group,) = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
@@ -212,49 +219,21 @@ def replaced(
   if of_rhs is None or not is_quantized(of_rhs):
     return None
   lhs, rhs = args[:2]
-  if reason := _refusal_of_dimensions(lhs, rhs, params):
-    if rhs.ndim < 2 or _block_scaled(of_rhs, range(rhs.ndim), "rhs") is None:
-      return None
-    raise facts.NotSupported(reason)
-  of_rows, of_weights = _orders(params)
+  if _refusal_of_dimensions(lhs, rhs, params) and (
+    rhs.ndim < 2 or _block_scaled(of_rhs, range(rhs.ndim), "rhs") is None
+  ):
+    return None
+  of_rows, of_weights = orders(lhs, rhs, params)
   weights = _block_scaled(of_rhs, of_weights, "rhs")
   if weights is None:
     return None
   rows = None
   if of_lhs is not None and is_quantized(of_lhs):
     rows = _rows(of_lhs, of_rows)
-  return _product(primitive, args, params, rows, weights, implementation)
+  return multiplied(primitive, args, params, rows, weights, implementation)
 
 
 def multiplied(
-  primitive: Any,
-  args: Sequence[Any],
-  params: Mapping[str, Any],
-  weights_of: Callable[[tuple[int, int, int]], scaled_array.ScaledArray],
-  rows_of: Callable[[tuple[int, int]], scaled_array.ScaledArray | None],
-  implementation: str | None,
-) -> jax.Array:
-  """Computes one of JAX's ragged dots with quantized weights.
-
-  Args:
-    primitive, args, params, implementation: see `replaced`.
-    weights_of: returns the weights, or raises `facts.NotSupported`. Its
-      argument has the dimensions of rhs: groups, columns and contracted ones.
-    rows_of: returns the quantized lhs, or None. Its argument has the dimensions
-      of lhs: rows and contracted ones.
-
-  Raises:
-    facts.NotSupported: If `jp.ragged_dot` does not support the operation.
-  """
-  if reason := _refusal_of_dimensions(args[0], args[1], params):
-    raise facts.NotSupported(reason)
-  of_rows, of_weights = _orders(params)
-  weights = weights_of(of_weights)
-  rows = rows_of(of_rows)
-  return _product(primitive, args, params, rows, weights, implementation)
-
-
-def _product(
   primitive: Any,
   args: Sequence[Any],
   params: Mapping[str, Any],
@@ -262,7 +241,16 @@ def _product(
   weights: scaled_array.ScaledArray,
   implementation: str | None,
 ) -> jax.Array:
-  """Multiplies lhs by the weights. `rows` is the quantized lhs, or None."""
+  """Computes one of JAX's ragged dots with quantized weights.
+
+  Args:
+    primitive, args, params, implementation: see `replaced`.
+    rows: the quantized lhs as (rows, contracted), or None.
+    weights: rhs as (groups, columns, contracted).
+
+  Raises:
+    facts.NotSupported: If `jp.ragged_dot` does not support the operation.
+  """
   lhs, rhs, group_sizes, *_ = args
   if reason := refusal(args, params, implementation):
     raise facts.NotSupported(reason)
@@ -280,7 +268,7 @@ def _product(
     raise facts.NotSupported(
       f"lhs is {lhs.dtype}, not float32, bfloat16 or float16"
     )
-  order, _ = _orders(params)
+  order, _ = orders(lhs, rhs, params)
 
   def multiply(lhs: Any, weights: Any, group_sizes: jax.Array) -> jax.Array:
     # A plain lhs has JAX's dimensions, a block-scaled one (m, k).

@@ -30,7 +30,7 @@ RAGGED: Final = ragged_dots.NAME
 _CONVOLUTION: Final = "conv_general_dilated"
 _NEITHER: Final = "neither operand is a parameter"
 PRODUCTS: Final = frozenset({DOT, RAGGED, _CONVOLUTION})
-# The parameter of each matmul that recipes support.
+# The matmuls that can be quantized, and the parameter with their dimensions.
 NUMBERS: Final = {
   DOT: "dimension_numbers",
   RAGGED: "ragged_dot_dimension_numbers",
