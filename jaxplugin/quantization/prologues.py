@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 import jax
@@ -110,6 +110,16 @@ class PrologueCall:
     }
     x = self.x.astype(dtype).reshape(self.prologue.x_shape(shape))
     return dataclasses.replace(self, x=x, more=more)
+
+  def with_rows(
+    self, function: Callable[[jax.Array], jax.Array]
+  ) -> PrologueCall:
+    """Returns the call with a function of x, and of operands like x."""
+    more = {
+      name: function(array) if name in OF_X else array
+      for name, array in self.more.items()
+    }
+    return dataclasses.replace(self, x=function(self.x), more=more)
 
 
 def compute(

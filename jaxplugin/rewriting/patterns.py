@@ -22,7 +22,7 @@ from jaxplugin.core import error_context, formats
 from jaxplugin.jaxext import jax_private, program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.quantization import prologues
-from jaxplugin.rewriting import calls, sites, sources
+from jaxplugin.rewriting import calls, facts, sites, sources
 
 # Their results are their operands.
 _SAME: Final = frozenset({"copy", "name", "pbroadcast", "pvary"})
@@ -267,12 +267,9 @@ def _record_own(name: str, args: Sequence[Any]) -> None:
 def _as_of(x: Any, call: prologues.PrologueCall) -> prologues.PrologueCall:
   """Returns a call whose result has the shape of x, in the `vmap`s of x."""
   shape = call.prologue.x_shape(np.shape(x))
-  alike = lambda array: binding_private.mapped_as(x, array).reshape(shape)
-  more = {
-    name: alike(array) if name in prologues.OF_X else array
-    for name, array in call.more.items()
-  }
-  return dataclasses.replace(call, x=alike(call.x), more=more)
+  return call.with_rows(
+    lambda array: binding_private.mapped_as(x, array).reshape(shape)
+  )
 
 
 class _Function:
@@ -406,7 +403,7 @@ class _Matcher:
       elif (
         name in _SAME
         or self._adds_nothing(made)
-        or (name == _CONVERT and {operands[0].dtype, value.dtype} <= _FLOATS)
+        or (name == _CONVERT and {operands[0].dtype, value.dtype} <= facts.WIDE)
       ):
         value = operands[0]
       else:
@@ -1044,11 +1041,11 @@ class _Matcher:
     return number, [v for _, more in each for v in more]
 
 
-_FLOATS: Final = frozenset(formats.FLOAT_DTYPES)
-
-
 def _is_widened(before: Any, after: Any) -> bool:
-  return {before, after} <= _FLOATS and np.dtype(after) in (before, formats.F32)
+  return {before, after} <= facts.WIDE and np.dtype(after) in (
+    before,
+    formats.F32,
+  )
 
 
 def _joined(rows: Sequence[_Value]) -> _Value:
@@ -1079,7 +1076,7 @@ def _call(
       raise _NotMatchedError(
         "a jitted or checkpointed function computes one of its operands"
       )
-    if value.dtype not in _FLOATS:
+    if value.dtype not in facts.WIDE:
       raise _NotMatchedError(f"an operand is {value.dtype}")
   prologue = prologues.Prologue(
     function=function,

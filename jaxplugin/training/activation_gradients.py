@@ -184,7 +184,8 @@ def call_of(g: Any) -> prologues.PrologueCall | None:
       return None
     if eqn.primitive is linear_calls.linear_call_p:
       call = _call_of_all(eqn.params["function"], eqn.in_tracers)
-      return call and _mapped_as(g, call.canonical(shape))
+      as_g = functools.partial(binding_private.mapped_as, g)
+      return call and call.canonical(shape).with_rows(as_g)
     (x, *_), name = eqn.in_tracers, eqn.primitive.name
     is_conversion = name == "convert_element_type" and jnp.issubdtype(
       x.dtype, jnp.floating
@@ -217,15 +218,3 @@ def _call_of_all(
   if any(each != dims for each in mapped):
     return None
   return function.call([linear], constants)
-
-
-def _mapped_as(
-  g: jax.Array, call: prologues.PrologueCall
-) -> prologues.PrologueCall:
-  """Returns a call of values below all transformations, in the `vmap`s of g."""
-  x = binding_private.mapped_as(g, call.x)
-  more = {
-    name: binding_private.mapped_as(g, a) if name in prologues.OF_X else a
-    for name, a in call.more.items()
-  }
-  return dataclasses.replace(call, x=x, more=more)
