@@ -342,7 +342,7 @@ def explain_module(
         calls.append(runs)
       elif (other := _explain_plain(operation, source, target)) is not None:
         others += [
-          dataclasses.replace(other, **_place(run, count))
+          dataclasses.replace(other, count=count, **vars(run))
           for run, count in runs.items()
         ]
   done = rewriter.examine(source, target, implementation, strict=strict)
@@ -351,8 +351,8 @@ def explain_module(
     one = _explain_call(item, target)
     # A call that never runs is rewritten as well.
     explained += [
-      dataclasses.replace(one, **_place(run, count))
-      for run, count in (runs or {module_runs.Run(): 1}).items()
+      dataclasses.replace(one, count=count, **vars(run))
+      for run, count in (runs or {program.ControlFlow(): 1}).items()
     ]
   return report.Explanation(
     dots=report.merged(explained),
@@ -364,15 +364,6 @@ def explain_module(
       if count
     ),
   )
-
-
-def _place(run: module_runs.Run, count: int) -> dict[str, Any]:
-  """Returns fields of a `report.Place` from an operation's control flow."""
-  return {
-    "count": count,
-    "trips": None if run.is_in_loop else 1,
-    "is_conditional": run.is_conditional,
-  }
 
 
 def _explain_call(
@@ -543,14 +534,9 @@ def _explain_function(
 
 
 def _place_of(operation: program.TracedOperation) -> dict[str, Any]:
-  """Returns the fields of a `report.Place` for an operation."""
-  return {
-    "source": operation.source,
-    "layer": operation.layer,
-    "phase": operation.phase,
-    "trips": operation.trips,
-    "is_conditional": operation.is_conditional,
-  }
+  """Returns the fields of a `program.Place`."""
+  fields = dataclasses.fields(program.Place)
+  return {field.name: getattr(operation, field.name) for field in fields}
 
 
 def _with_notes(

@@ -13,6 +13,7 @@ from typing import Any, Final
 from jaxplugin.core import decisions, targets
 from jaxplugin.dot import backends, problems
 from jaxplugin.explanation import estimates
+from jaxplugin.jaxext import program
 from jaxplugin.printing import console
 from jaxplugin.quantization import problems as quantization
 from jaxplugin.ragged import calls
@@ -29,36 +30,7 @@ _FIGURES: Final = ("batch", "m", "n", "k", "runs", "at least")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
-  """Place of an operation in a program, and how often it runs.
-
-  Attributes:
-    source: file, line and function (or column) of the call; "" if not known.
-    layer: names of the scopes around it, "Block_0/Dense_1"; "" outside of
-      scopes.
-    phase: "forward", "dgrad", "wgrad", "backward" (one of both) or "recomputed"
-      (by `jax.checkpoint`, for the backward pass).
-    count: number of equal operations at this place.
-    trips: how often each runs, the product of the `scan`s around it. None
-      inside a `while_loop`, whose trips are not known.
-    is_conditional: whether it is in a branch of a `cond`, which may not run.
-  """
-
-  source: str = ""
-  layer: str = ""
-  phase: str = _FORWARD
-  count: int = 1
-  trips: int | None = 1
-  is_conditional: bool = False
-
-  @property
-  def runs(self) -> int:
-    """How often it runs; unknown trips count once."""
-    return self.count * (self.trips or 1)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Explained(Place):
+class Explained(program.Place):
   """One block-scaled dot of a function, or one call of a module.
 
   Attributes:
@@ -95,7 +67,7 @@ class Explained(Place):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExplainedQuantization(Place):
+class ExplainedQuantization(program.Place):
   """One quantization or dequantization of a function.
 
   Attributes:
@@ -124,7 +96,7 @@ class ExplainedQuantization(Place):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NotBlockScaled(Place):
+class NotBlockScaled(program.Place):
   """A matmul of a function that is not block-scaled.
 
   Attributes:
@@ -145,7 +117,7 @@ class NotBlockScaled(Place):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExplainedSite(Place):
+class ExplainedSite(program.Place):
   """One matmul that `quantize_dots` saw.
 
   Trips of a loop do not count if the body of the loop takes a derivative.
@@ -167,7 +139,7 @@ class ExplainedSite(Place):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExplainedChain(Place):
+class ExplainedChain(program.Place):
   """A norm or activation that computes the activations of a matmul.
 
   Trips of a loop do not count if the body of the loop takes a derivative.
@@ -605,7 +577,7 @@ def merged(items: Sequence[Any]) -> tuple[Any, ...]:
   )
 
 
-def _title(place: Place, what: str) -> str:
+def _title(place: program.Place, what: str) -> str:
   where = [place.layer] if place.layer else []
   if place.phase != _FORWARD:
     where.append(place.phase)
@@ -623,7 +595,7 @@ def _title(place: Place, what: str) -> str:
 
 
 def _section(
-  number: str, place: Place, what: str, lines: Iterable[str]
+  number: str, place: program.Place, what: str, lines: Iterable[str]
 ) -> Iterator[str]:
   yield f"{number} {_title(place, what)}"
   if place.source:

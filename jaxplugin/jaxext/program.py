@@ -33,18 +33,40 @@ _VIEWS: Final = frozenset({"reshape", "squeeze", "bitcast_convert_type"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TracedOperation:
+class Place:
+  """Place of an operation in a program, and how often it runs.
+
+  Attributes:
+    source: file, line and function (or column) of the call; "" if not known.
+    layer: names of the scopes around it, "Block_0/Dense_1"; "" outside of
+      scopes. flax linen opens a scope for each module.
+    phase: "forward", "dgrad", "wgrad", "backward" (one of both) or "recomputed"
+      (by `jax.checkpoint`, for the backward pass).
+    count: number of equal operations at this place.
+    trips: how often each runs, the product of the `scan`s around it. None
+      inside a `while_loop`, whose trips are not known.
+    is_conditional: whether it is in a branch of a `cond`, which may not run.
+  """
+
+  source: str = ""
+  layer: str = ""
+  phase: jax_private.Phase = "forward"
+  count: int = 1
+  trips: int | None = 1
+  is_conditional: bool = False
+
+  @property
+  def runs(self) -> int:
+    """How often it runs; unknown trips count once."""
+    return self.count * (self.trips or 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TracedOperation(Place):
   """An equation and its surroundings.
 
   Attributes:
     eqn: the equation.
-    layer: names of the `jax.named_scope`s around it, such as "Block_0/Dense_1";
-      flax linen opens a scope for each module. Empty if it has no scope.
-    phase: the pass that it belongs to, by its scopes and transformations.
-    source: file, line and function; empty if unknown.
-    trips: number of times that it runs in one run of the function; None inside
-      a `while_loop`, whose trip count is unknown.
-    is_conditional: whether it is in a branch of a `cond`, which may not run.
     is_local: whether it is inside a `shard_map` over all axes of a mesh of
       several devices. Sizes are then sizes of one device's arrays.
     num_devices: number of devices that arrays around it are sharded over, as
@@ -55,11 +77,6 @@ class TracedOperation:
   """
 
   eqn: Any
-  layer: str
-  phase: jax_private.Phase
-  source: str
-  trips: int | None
-  is_conditional: bool
   is_local: bool
   num_devices: int
   scanned: frozenset[int]
@@ -71,7 +88,7 @@ class ControlFlow:
   """How often an operation runs in one run of a function.
 
   Attributes:
-    trips, is_conditional: see `TracedOperation`.
+    trips, is_conditional: see `Place`.
   """
 
   trips: int | None = 1

@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, Final
 
+from jaxplugin.jaxext import program
 from jaxplugin.stablehlo import module_calls, module_parsing, modules
 
 _LOOP: Final = "stablehlo.while"
@@ -23,33 +24,28 @@ _CALLEES: Final = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-  """The kind of control flow around an operation.
-
-  Attributes:
-    is_in_loop: whether it is in a loop, whose trip count is unknown.
-    is_conditional: whether it is in a branch, which may not run.
-  """
-
-  is_in_loop: bool = False
-  is_conditional: bool = False
-
-  def inside(self, operation: Any) -> Run:
-    """Returns the control flow around operations in an operation's regions."""
-    around = Run(operation.name == _LOOP, operation.name in _BRANCHES)
-    return self.within(around)
-
-  def within(self, caller: Run) -> Run:
-    """Adds the control flow around a call of the operation's function."""
-    return Run(
-      self.is_in_loop or caller.is_in_loop,
-      self.is_conditional or caller.is_conditional,
-    )
+# Number of runs of an operation or a function, by the control flow around it.
+Runs = collections.Counter[program.ControlFlow]
+_ALWAYS: Final = program.ControlFlow()
 
 
-# Number of runs of an operation or a function, by control flow.
-Runs = collections.Counter[Run]
+def _inside(around: program.ControlFlow, operation: Any) -> program.ControlFlow:
+  """Returns the control flow around operations in an operation's regions."""
+  if operation.name == _LOOP:
+    return dataclasses.replace(around, trips=None)
+  if operation.name in _BRANCHES:
+    return dataclasses.replace(around, is_conditional=True)
+  return around
+
+
+def _within(
+  run: program.ControlFlow, caller: program.ControlFlow
+) -> program.ControlFlow:
+  """Adds the control flow around a call of the operation's function."""
+  return program.ControlFlow(
+    trips=None if None in (run.trips, caller.trips) else 1,
+    is_conditional=run.is_conditional or caller.is_conditional,
+  )
 
 
 def runs_of(source: modules.ParsedModule) -> Iterator[tuple[Any, Runs]]:
@@ -61,11 +57,11 @@ def runs_of(source: modules.ParsedModule) -> Iterator[tuple[Any, Runs]]:
   for child in source.module.body:
     function = child.operation
     name = module_parsing.symbol(function)
-    called = functions.get(name, collections.Counter({Run(): 1}))
+    called = functions.get(name, collections.Counter({_ALWAYS: 1}))
     for operation, run in _walk_runs(function):
       runs: Runs = collections.Counter()
       for caller, count in called.items():
-        runs[run.within(caller)] += count
+        runs[_within(run, caller)] += count
       yield operation, runs
 
 
@@ -73,7 +69,7 @@ def _runs_of_functions(module: Any) -> dict[str, Runs]:
   """Returns the number of runs of each function of a module, by name."""
   functions = {module_parsing.symbol(op): op.operation for op in module.body}
   functions.pop("", None)
-  calls: dict[str, list[tuple[str, Run]]] = {
+  calls: dict[str, list[tuple[str, program.ControlFlow]]] = {
     name: [
       (callee, run)
       for operation, run in _walk_runs(function)
@@ -87,26 +83,26 @@ def _runs_of_functions(module: Any) -> dict[str, Runs]:
   runs: dict[str, Runs] = {name: collections.Counter() for name in functions}
   for name, function in functions.items():
     if str(function.attributes.get("sym_visibility")) != '"private"':
-      runs[name][Run()] += 1
+      runs[name][_ALWAYS] += 1
   # A function is ready when all its callers are done; recursion never is.
   ready = [name for name in functions if not waiting[name]]
   while ready:
     name = ready.pop()
     for callee, run in calls[name]:
       for caller, count in runs[name].items():
-        runs[callee][run.within(caller)] += count
+        runs[callee][_within(run, caller)] += count
       waiting[callee] -= 1
       if not waiting[callee]:
         ready.append(callee)
   return runs
 
 
-def _walk_runs(operation: Any) -> Iterator[tuple[Any, Run]]:
+def _walk_runs(operation: Any) -> Iterator[tuple[Any, program.ControlFlow]]:
   """Yields what `modules.walk` yields, each with its control flow."""
-  inside = {operation: Run().inside(operation)}
+  inside = {operation: _inside(_ALWAYS, operation)}
   for child in modules.walk(operation):
     around = inside[child.parent.operation]
-    inside[child] = around.inside(child)
+    inside[child] = _inside(around, child)
     yield child, around
 
 

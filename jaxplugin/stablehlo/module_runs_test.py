@@ -5,9 +5,10 @@
 
 from absl.testing import absltest
 
+from jaxplugin.jaxext import program
 from jaxplugin.stablehlo import module_runs, modules
 
-Run = module_runs.Run
+Run = program.ControlFlow
 # @f runs twice unconditionally and once in a branch, @g twice in each @f, @h in
 # a loop. Nothing calls @unused. @left and @right only call each other.
 TEXT = """module {
@@ -70,7 +71,7 @@ class RunsTest(absltest.TestCase):
     branch = Run(is_conditional=True)
     self.assertEqual(found["sine"], {Run(): 1})
     self.assertEqual(found["cosine"], {Run(): 4, branch: 2})
-    self.assertEqual(found["tanh"], {Run(is_in_loop=True): 1})
+    self.assertEqual(found["tanh"], {Run(trips=None): 1})
     self.assertEqual(found["sqrt"], {})
     self.assertEqual(found["negate"], {})
 
