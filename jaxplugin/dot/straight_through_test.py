@@ -85,9 +85,8 @@ class GradientTest(parameterized.TestCase):
   @parameterized.parameters(*formats.FORMATS, jp.INT4_128)
   @pytest.mark.sample(3)
   def test_both_sides_have_the_gradient_at_the_dequantized(self, format):
-    gradient = gradients(product(format, format), G)
-    for function in (gradient, jax.jit(gradient)):
-      assert_near(function(X, W), expected_gradients(format))
+    gradient = jax.jit(gradients(product(format, format), G))
+    assert_near(gradient(X, W), expected_gradients(format))
 
   @parameterized.parameters(
     (None, jnp.float32, "both"),
@@ -123,18 +122,22 @@ class GradientTest(parameterized.TestCase):
       dequantized(W, format) if is_rhs else W,
       *args[2:],
     )
-    g = jnp.asarray(G, dtype)
-    result, pullback = jax.vjp(jax.jit(function), *args)
+    directions = (X[::-1], W[::-1], FACTOR, BIAS[::-1], RESIDUAL[::-1])
+
+    @jax.jit
+    def run(args, g, directions):
+      result, pullback = jax.vjp(function, *args)
+      return result, pullback(g), jax.jvp(function, args, directions)[1]
+
+    result, pulled, tangent = run(args, G.astype(dtype), directions)
     self.assertEqual(result.dtype, dtype)
     pull = lambda *a: jax.vjp(formula, *a)[1](a[0][:, :1] * 0 + G)
     wanted = in_f64(pull, *at)
     # bf16: the result, and so its cotangent, rounded.
     relative = 2.0**-8 if dtype == jnp.bfloat16 else 0
-    for actual, expected in zip(pullback(g), wanted, strict=True):
+    for actual, expected in zip(pulled, wanted, strict=True):
       scale = np.abs(expected).max()
       assert_near(actual, expected, TOLERANCE + 2 * relative * scale)
-    directions = (X[::-1], W[::-1], FACTOR, BIAS[::-1], RESIDUAL[::-1])
-    _, tangent = jax.jvp(function, args, directions)
     push = lambda *a: jax.jvp(formula, a[:5], a[5:])[1]
     wanted = in_f64(push, *at, *directions)
     error = 2 * TOLERANCE + relative * np.abs(wanted).max()
@@ -151,8 +154,12 @@ class GradientTest(parameterized.TestCase):
       atol=0,
     )
 
-  @parameterized.parameters("both", "lhs", "rhs")
-  def test_second_derivatives_in_all_modes(self, quantized):
+  @parameterized.parameters(
+    ("both", ("hessian", "reverse", "forward")),
+    ("lhs", ("reverse",)),
+    ("rhs", ("forward",)),
+  )
+  def test_second_derivatives_in_all_modes(self, quantized, modes):
     x, w = X[:2, :32], W[:3, :32]
 
     def loss(*args):
@@ -172,20 +179,24 @@ class GradientTest(parameterized.TestCase):
     ]
     by = 0, 1, 2
     expected = in_f64(jax.hessian(formula, by), *sides, FACTOR)
-    modes = (
-      jax.hessian(loss, by),
-      jax.jacrev(jax.grad(loss, by), by),
-      jax.jacfwd(jax.jacfwd(loss, by), by),
-    )
-    for found in jax.jit(lambda *a: [mode(*a) for mode in modes])(x, w, FACTOR):
+    functions = {
+      "hessian": jax.hessian(loss, by),
+      "reverse": jax.jacrev(jax.grad(loss, by), by),
+      "forward": jax.jacfwd(jax.jacfwd(loss, by), by),
+    }
+    run = jax.jit(lambda *args: [functions[mode](*args) for mode in modes])
+    for found in run(x, w, FACTOR):
       for actual, row in zip(found, expected, strict=True):
         for a, e in zip(actual, row, strict=True):
           # The global scale multiplies sums of all results.
           size = max(1, np.abs(e).max() / 16)
           assert_near(a, e, 4 * TOLERANCE * size)
 
-  @parameterized.parameters(((),), ((2, 1),))
-  def test_second_derivatives_by_the_global_scale_of_a_side(self, shape):
+  @parameterized.parameters(
+    ((), jax.hessian),
+    ((2, 1), lambda f, by: jax.jacrev(jax.grad(f, by), by)),
+  )
+  def test_second_derivatives_by_the_global_scale_of_a_side(self, shape, mode):
     x_q, w = quantization.quantize(X[:2, :32], jp.NVFP4), W[:3, :32]
     scale = np.full(shape, x_q.global_scale[0, 0])
 
@@ -199,12 +210,11 @@ class GradientTest(parameterized.TestCase):
     by = 0, 1
     args = scale, dequantized(w, jp.NVFP4)
     expected = in_f64(jax.hessian(formula, by), *args)
-    for mode in (jax.hessian, lambda f, by: jax.jacrev(jax.grad(f, by), by)):
-      actual = jax.jit(mode(loss, by))(scale, w)
-      leaves = zip(*map(jax.tree.leaves, (actual, expected)), strict=True)
-      for a, e in leaves:
-        # The derivatives by the scale are larger than those by numbers near 1.
-        assert_near(a, e, 4 * TOLERANCE * max(1, np.abs(e).max() / 16))
+    actual = jax.jit(mode(loss, by))(scale, w)
+    leaves = zip(*map(jax.tree.leaves, (actual, expected)), strict=True)
+    for a, e in leaves:
+      # The derivatives by the scale are larger than those by numbers near 1.
+      assert_near(a, e, 4 * TOLERANCE * max(1, np.abs(e).max() / 16))
 
   def test_derivatives_keep_no_tracers_alive(self):
     def loss(x, scale, w):
@@ -289,7 +299,7 @@ class GradientTest(parameterized.TestCase):
         x = dot(x, w)
       return x.sum()
 
-    expected = jax.grad(unrolled, (0, 1))(X, layers)
+    expected = jax.jit(jax.grad(unrolled, (0, 1)))(X, layers)
     per_row = lambda x, w: jax.vmap(lambda x: loss(x[None], w))(x).sum()
     for function in (loss, per_row):
       with guards.debug_checks(function is loss):
@@ -437,9 +447,9 @@ class RefusalTest(parameterized.TestCase):
       gradient = jax.grad(lambda x, f=function: (f(x) ** 2).sum())
       message = f"{who}: a gradient computed from"
       with self.assertRaisesRegex(NotImplementedError, message):
-        jax.jacrev(gradient)(X)
+        jax.jit(jax.jacrev(gradient)).trace(X)
       with self.assertRaises(of_jacfwd):
-        jax.jacfwd(gradient)(X)
+        jax.jit(jax.jacfwd(gradient)).trace(X)
 
   def test_unknown_derivative(self):
     for function in (jp.quantize, quantization.quantize_both):
@@ -481,7 +491,7 @@ class LeafTest(absltest.TestCase):
         jp.block_scaled_dot(made([*leaves, x]), W).sum()
       )
       expected = np.broadcast_to(W.astype(float).sum(0), X.shape)
-      assert_near(jax.grad(loss)(X), expected)
+      assert_near(jax.jit(jax.grad(loss))(X), expected)
 
   def test_wrong_surrogates(self):
     q = jp.quantize(X, jp.MXFP8)

@@ -389,9 +389,10 @@ class ScalesTest(interpreted.RecordedTestCase):
   def test_square_blocks_give_the_bits_of_repeated_scales(
     self, format, rows, kernel
   ):
-    n, k = 168, 336  # tails of tiles and of blocks
-    x = quantized(format, 2, rows, k)
-    w = quantized("fp8_128x128", 2, n, k, seed=1)
+    n, k = 168, 208  # tails of tiles and of blocks
+    batch = (2,) if format == "fp8_128x128" or rows == 5 else ()
+    x = quantized(format, *batch, rows, k)
+    w = quantized("fp8_128x128", *batch, n, k, seed=1)
     result = by_triton("h100", x, w, precision="fastest")
     self.assertRegex(self.names(), f"^block_scaled_{kernel}_")
     x, w = (y if isinstance(y, jax.Array) else y.in_rows() for y in (x, w))
@@ -399,18 +400,18 @@ class ScalesTest(interpreted.RecordedTestCase):
     np.testing.assert_array_equal(result, wanted)
 
   def test_scale_of_a_square_block_is_nan_in_its_columns_only(self):
-    w = quantized("fp8_128x128", 296, 256)
+    w = quantized("fp8_128x128", 264, 128)
     scale = np.array(w.scale)
     scale[1, 0] = np.nan
     w = jp.ScaledArray(w.values, jnp.asarray(scale), None, w.format)
-    x = quantized("fp8_1x128", 70, 256)
+    x = quantized("fp8_1x128", 70, 128)
     result = by_triton("h100", x, w, precision="fastest")
-    wanted = np.zeros((70, 296), bool)
+    wanted = np.zeros((70, 264), bool)
     wanted[:, 128:256] = True
     np.testing.assert_array_equal(np.isnan(result), wanted)
 
   def test_square_blocks_are_contracted_along_their_rows(self):
-    x, w = quantized(None, 70, 336), quantized("fp8_128x128", 336, 296)
+    x, w = quantized(None, 70, 208), quantized("fp8_128x128", 208, 168)
     numbers = (((1,), (0,)), ((), ()))
     result = by_triton("h100", x, w, dimension_numbers=numbers)
     self.assertRegex(self.names(), "upcast_bf16_e4m3_f32_128_square_")
