@@ -55,17 +55,21 @@ class PrologueTest(parameterized.TestCase):
     (found,) = prologues.compute(gradient, x, more)
     np.testing.assert_array_equal(found, *pull(more["cotangent"]))
 
-  @parameterized.parameters(jnp.float32, jnp.bfloat16, jnp.float16)
-  def test_result_is_near_f64_and_codes_are_those_of_the_result(self, dtype):
-    given = [
-      prologue_cases.operands(p, SHAPE, dtype) for p in prologue_cases.ALL
-    ]
+  @parameterized.parameters(
+    (jnp.float32, prologue_cases.ALL),
+    (jnp.bfloat16, prologue_cases.ALL[::2]),
+    (jnp.float16, prologue_cases.ALL[1::2]),
+  )
+  def test_result_is_near_f64_and_codes_are_those_of_the_result(
+    self, dtype, cases
+  ):
+    given = [prologue_cases.operands(p, SHAPE, dtype) for p in cases]
     along = (blocking.Blocking.along(2, 3, 32),)
 
     @jax.jit
     def both(given):
       found = []
-      for prologue, (x, more) in zip(prologue_cases.ALL, given, strict=True):
+      for prologue, (x, more) in zip(cases, given, strict=True):
         y, *sums = prologues.compute(prologue, x, more)
         (result,), _, total = quantize_primitive.produce(
           x,
@@ -83,7 +87,7 @@ class PrologueTest(parameterized.TestCase):
     with targets.use_target(quantization_lowerings.OPERATIONS):
       results = both(given)
     for prologue, (x, more), (y, sums, result, total) in zip(
-      prologue_cases.ALL, given, results, strict=True
+      cases, given, results, strict=True
     ):
       with self.subTest(str(prologue)):
         exact, exact_sum = prologue_cases.exact(prologue, x, more)

@@ -198,23 +198,24 @@ class PrologueTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-    (jp.MXFP8, (LAST,), None),
-    (jp.NVFP4, (LAST,), 0.01),
-    (jp.NVFP4, (LAST,), None),
-    (jp.MXFP4, (LAST,), None),
-    (jp.MXFP8, (LAST, MERGED), None),
-    (jp.MXFP6_E2M3, (ROWS, LAST), None),
-    (jp.NVFP4, (MERGED, LAST), (0.01, 0.02)),
-    (jp.NVFP4, (ROWS, LAST), None),
-    (jp.MXFP4, (MERGED,), None),
+    (0, jp.MXFP8, (LAST,), None),
+    (1, jp.NVFP4, (LAST,), 0.01),
+    (2, jp.NVFP4, (LAST,), None),
+    (3, jp.MXFP4, (LAST,), None),
+    (0, jp.MXFP8, (LAST, MERGED), None),
+    (1, jp.MXFP6_E2M3, (ROWS, LAST), None),
+    (2, jp.NVFP4, (MERGED, LAST), (0.01, 0.02)),
+    (3, jp.NVFP4, (ROWS, LAST), None),
+    (1, jp.MXFP4, (MERGED,), None),
   )
-  def test_one_kernel_computes_and_quantizes(self, format, along, scale):
+  def test_one_kernel_computes_and_quantizes(self, first, format, along, scale):
     """Codes differ from those of XLA's result if roundings of f32 do."""
-    shape, calls = (2, 64, 192), len(prologue_cases.ALL)
+    # A quarter has norms, activations and gradients, gated and not.
+    cases = prologue_cases.ALL[first::4]
     scale = None if scale is None else np.float32(scale)
     given = [
-      prologue_cases.operands(prologue, shape, jax.numpy.bfloat16)
-      for prologue in prologue_cases.ALL
+      prologue_cases.operands(prologue, (2, 64, 192), jax.numpy.bfloat16)
+      for prologue in cases
     ]
 
     def produce(given):
@@ -229,16 +230,16 @@ class PrologueTest(parameterized.TestCase):
           prologue=prologue,
           more=more,
         )
-        for prologue, (x, more) in zip(prologue_cases.ALL, given, strict=True)
+        for prologue, (x, more) in zip(cases, given, strict=True)
       ]
 
     text = lowerings.lowered_text(produce, given)
-    self.assertEqual(lowerings.kernel_calls(text), (calls, 0))
+    self.assertEqual(lowerings.kernel_calls(text), (len(cases), 0))
     self.assertNotRegex(text, "rsqrt|logistic|reduce")
     actual = jax.jit(produce)(given)
     expected = jax.jit(lowerings.by_operations(produce))(given)
     for (one, amax, total), (other, _, other_total), prologue, (x, more) in zip(
-      actual, expected, prologue_cases.ALL, given, strict=True
+      actual, expected, cases, given, strict=True
     ):
       largest = np.abs(prologue_cases.exact(prologue, x, more)[0]).max()
       np.testing.assert_allclose(amax, largest, rtol=AMAX_ERROR)
