@@ -27,6 +27,9 @@ os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 # programs of tests gave the same bits at levels 1 and 3; level 0 did not.
 # `XLA_FLAGS= make test` uses XLA's default level, as users' programs do.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
+# NumPy multiplies with one thread. Threads of OpenBLAS that wait use CPU time:
+# two took six times as much as one for the dots of kernels/cpu/tests.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Tests expect the built-in choices, not choices measured on this machine.
 os.environ.setdefault("JAXPLUGIN_TUNING", "off")
 
