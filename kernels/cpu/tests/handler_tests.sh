@@ -9,6 +9,7 @@
 # HANDLER_TESTS_PRELOAD: libraries for LD_PRELOAD.
 set -eu
 cd "$(dirname "$0")"
+export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1} # as in conftest.py
 python=$1
 shift
 flags=()
