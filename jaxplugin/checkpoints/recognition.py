@@ -28,11 +28,11 @@ from jaxplugin.core import formats
 
 # Signs that a tensor is quantized in an unsupported format: integers or FP8
 # with a scale, zero point or codebook in another tensor. The names come from
-# public checkpoints. The first group of `_VALUES` is the prefix of other parts:
-# a module, or the fused experts of vLLM ("w13_qweight").
+# public checkpoints. The group that matches is the prefix of other parts: a
+# module, nothing, or fused experts of vLLM ("w13_qweight").
 _VALUES: Final = re.compile(
-  r"((?:.*\.)?)(?:weight|weight_packed|qweight|q_weight|W_q|codes|Qidxs|trellis)"
-  r"|(.*_)(?:weight_packed|qweight)"
+  r"((?:.*\.)?)weight|((?:.*[._])?)(?:weight_packed|qweight)"
+  r"|(.*\.)(?:q_weight|W_q|codes|Qidxs|trellis)"
 )
 # Ends of names of block scales, and of the values that they may have.
 _VALUES_OF: Final = {
@@ -275,7 +275,7 @@ def _signs(names: Sequence[str], name: str) -> list[str]:
     its = _starting(names, prefix)
     found += [x for x in its if _SIGN.search(x[len(name) :])]
   if values := _VALUES.fullmatch(name):
-    prefix = values[1] or values[2] or ""
+    prefix = values[values.lastindex or 0]
     found += [
       x
       for x in _starting(names, prefix)

@@ -608,6 +608,8 @@ class UnsupportedTest(Case):
       "v.q_scales": ROW,
       "mask": np.zeros((4, 4), np.uint8),
       "tid2eid": INT32,
+      "codes": INT32,
+      "scale": ONE,
     }
     found = self.quietly(tensors)
     self.assertCountEqual(found, tensors)
