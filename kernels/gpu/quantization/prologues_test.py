@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels quantize a norm or an activation that is near its f64 result."""
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 import triton
@@ -193,11 +195,11 @@ class CodesTest(parameterized.TestCase):
       np.testing.assert_array_equal(found[f"values{suffix}"], values)
       np.testing.assert_array_equal(found[f"scale{suffix}"], scale)
 
-  @parameterized.parameters(*prologue_cases.CASES[:4])
+  @parameterized.parameters(*prologue_cases.CASES[1:4])
   def test_codes_of_long_rows_are_those_of_the_result(self, prologue):
     self.check(
       prologue,
-      (2, 5, 16416),
+      (1, 5, 16416),
       BF16,
       format="nvfp4",
       global_scale="computed",
@@ -280,11 +282,14 @@ class AccuracyTest(parameterized.TestCase):
 
   @parameterized.product(
     function=("rms_norm", "layer_norm"),
-    epsilon=(0.0, 1e-35, 1e-6),
-    shape=((2, 96), (1, 96), (2, 16416)),  # axis and features
+    # Epsilon, axis and features.
+    row=(
+      *itertools.product((0.0, 1e-35, 1e-6), (2, 1), (96,)),
+      (1e-35, 2, 16416),
+    ),
   )
-  def test_squares_beyond_f32_do_not_count(self, function, epsilon, shape):
-    axis, k = shape
+  def test_squares_beyond_f32_do_not_count(self, function, row):
+    epsilon, axis, k = row
     x = np.random.default_rng(0).normal(size=(1, 7, k)).astype(np.float32)
     x[..., : k // 2] *= np.float32(2.0**-30)
     most = 1e37 if k < 100 else 1e35  # the sum of a row must be in range
