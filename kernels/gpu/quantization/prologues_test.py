@@ -158,6 +158,10 @@ class CodesTest(parameterized.TestCase):
       global_scale=kind,
       returns_amax=True,
     )
+
+  # A norm with its residual, halves, activations with a bias, and gradients.
+  @parameterized.parameters(*SUPPORTED[1::4])
+  def test_swizzled_codes_are_padded_with_zeros(self, prologue):
     self.check(
       prologue,
       (1, 5, 192 if prologue.gradient_of_halves else 96),
