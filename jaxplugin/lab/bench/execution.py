@@ -199,9 +199,11 @@ def settled(
     The median, and the position after the last call.
   """
 
-  def repeated(call: Callable[[int], Any], seconds: float, step: int) -> list:
+  def repeated(
+    call: Callable[[int], Any], seconds: float, step: int
+  ) -> list[Any]:
     nonlocal position
-    results = []
+    results: list[Any] = []
     end = time.monotonic() + seconds
     while not results or time.monotonic() < end:
       results.append(call(position))
