@@ -287,7 +287,7 @@ class ServedTest(parameterized.TestCase):
       found = cpu.candidates(asked, on(isa))
       self.assertEqual(found[0], CpuConfig())
       self.assertLen(set(found), len(found))
-      self.assertLessEqual(len(found), 14)
+      self.assertLessEqual(len(found), 15)
       rule = cpu.engine_by_rule(asked, on(isa))
       self.assertNotIn(CpuConfig(engine=rule), found)
       for config in found:
