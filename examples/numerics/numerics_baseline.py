@@ -40,8 +40,9 @@ TRAINED: Final = 0.02
 # its noise by a factor of up to 4. Of 5000 blocks or more, 5 may.
 FLIPPED_BLOCKS_DB: Final = 10 * math.log10(1 + 3 * 5 / 5000)
 # Rounding errors of a sum add up like a random walk, so four times fewer
-# accumulators (128-bit vectors for 512-bit ones) double it.
-ACCUMULATION_GROWTH: Final = 2.0
+# accumulators (128-bit vectors for 512-bit ones) double it. vdpbf16ps rounds
+# twice for a pair of products, which is a factor of sqrt(2).
+ACCUMULATION_GROWTH: Final = 2.0 * math.sqrt(2)
 
 
 class GrownError(Exception):
@@ -171,7 +172,9 @@ class Tracker:
       if value < lowest:
         return f"{name}: SQNR {value:.3f} dB, was {before:.3f}"
     elif value > before * allowed:
-      return f"{name}: error {value:.3g}, was {before:.3g}, limit x {allowed:g}"
+      return (
+        f"{name}: error {value:.3g}, was {before:.3g}, limit x {allowed:.3g}"
+      )
     return None
 
   def _write_section(self, sections: dict[str, dict[str, float]]) -> str:
