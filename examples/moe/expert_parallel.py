@@ -5,7 +5,7 @@
 The tokens are split over the same devices. The program has two variants:
 
 * `automatic`: the layer of `moe.py`, with weights placed on the devices. Each
-  device multiplies the rows of its own experts, and the results are summed.
+  device multiplies the rows of its experts, and the results are summed.
 * `dispatched`: expert parallelism in a `jax.shard_map`. Each device quantizes
   its tokens to MXFP8, and sends values and scale factors to the devices of
   their experts. Results return in bf16. Both transfers are an all-to-all with

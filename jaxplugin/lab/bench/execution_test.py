@@ -124,7 +124,7 @@ class TimedTest(parameterized.TestCase):
 
     def time_of(position):
       timed.append(position)
-      return {10: 5.0, 12: 1.0, 14: 2.0}[position]
+      return {10: 5.0, 12: 2.0, 14: 1.0}[position]
 
     with (
       patch(execution, "SETTLE_SECONDS", 3.5),
