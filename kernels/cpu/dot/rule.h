@@ -364,7 +364,7 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx2(const DotShape& x) {
     return Engine::kFewRowsAvx2;
   }
   return AreBytes(sides.panel, sides.strip) ? Engine::kIntegerAvx2
-                                                : Engine::kFloatAvx2;
+                                            : Engine::kFloatAvx2;
 }
 
 JAXPLUGIN_ALWAYS_INLINE Engine RuleBelowBF16(const DotShape& x) {

@@ -255,6 +255,8 @@ inline void GradientsOf(const QuantizeArgs& args, int64_t row, int64_t column,
   ReadPair(args, row, column, count, &pair);
   CopyFloats(p.cotangent, args.x_format, row * GatesOf(args) + column, count,
              cotangent);
+  // Functions that are always inlined are called, and not passed: with sanitizers
+  // the compiler would not inline them.
   const auto compute = [&](const auto& terms_of) {
     for (int64_t j = 0; j < count; ++j) {
       y[j] = GradientOf<kOfUp>(terms_of(pair.gate[j], pair.up[j]), cotangent[j]);
@@ -263,13 +265,19 @@ inline void GradientsOf(const QuantizeArgs& args, int64_t row, int64_t column,
   switch (p.function) {
     case PrologueFunction::kSiluAndMul:
     case PrologueFunction::kSilu:
-      return compute(TermsOfSilu);
+      return compute([](float gate, float up) {
+        return TermsOfSilu(gate, up);
+      });
     case PrologueFunction::kGeluAndMul:
     case PrologueFunction::kGelu:
-      return compute(TermsOfGelu);
+      return compute([](float gate, float up) {
+        return TermsOfGelu(gate, up);
+      });
     case PrologueFunction::kExactGeluAndMul:
     case PrologueFunction::kExactGelu:
-      return compute(TermsOfExactGelu);
+      return compute([](float gate, float up) {
+        return TermsOfExactGelu(gate, up);
+      });
     case PrologueFunction::kRelu:
       for (int64_t j = 0; j < count; ++j) {
         y[j] = pair.gate[j] > 0 ? cotangent[j] : 0.0f;
