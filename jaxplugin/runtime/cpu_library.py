@@ -284,13 +284,16 @@ def dot_engine(dot: tuple[int, ...]) -> int:
   return _ask("dot_engine", dot)
 
 
-def quantizes_rows(dot: tuple[int, ...]) -> bool:
-  """Returns whether the kernels quantize the side of floats to int8 if asked.
+def rows_form(dot: tuple[int, ...]) -> int:
+  """Returns the form of a side of floats that the kernels may convert.
+
+  It is the number of a `RowsForm` in kernels/cpu/kernels.h, and negative if the
+  kernels do not support the dot.
 
   Raises:
     library.LibraryError: If the library cannot be loaded.
   """
-  return _ask("dot_quantizes_rows", dot) == 1
+  return _ask("dot_rows_form", dot)
 
 
 def engine_name(engine: int) -> str | None:

@@ -251,13 +251,13 @@ int64_t jaxplugin_cpu_dot_engine(const int64_t dot[10]) {
       EngineByRule(static_cast<Isa>(dot[0]), ShapeOf(dot)));
 }
 
-// Returns 1 if a dot with the attribute quantize_rows, and without a config,
-// quantizes its side of floats, 0 if it does not, and -1 if the dot's isa or formats are out of range.
-int64_t jaxplugin_cpu_dot_quantizes_rows(const int64_t dot[10]) {
+// Returns the RowsForm of a dot with the attribute quantize_rows and without a
+// config, or -1 if the dot's isa or formats are out of range.
+int64_t jaxplugin_cpu_dot_rows_form(const int64_t dot[10]) {
   using namespace jaxplugin;
   if (!WhyNotNumbers(dot).rule.empty()) return -1;
-  return QuantizesRows(static_cast<Isa>(dot[0]), ShapeOf(dot),
-                       Engine::kByRule);
+  return static_cast<int64_t>(RowsFormOf(static_cast<Isa>(dot[0]),
+                                         ShapeOf(dot), Engine::kByRule));
 }
 
 // Returns the name of an engine, or null if no engine has that number.

@@ -105,9 +105,10 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   if (out->element_count() == 0) return ffi::Error::Success();
   const int64_t rows = args.rhs_batched ? args.m : args.m * args.batch;
   DotShape shape = {ShapeOf(args.lhs), ShapeOf(args.rhs), rows, args.n, args.k};
-  if (args.quantize_rows &&
-      QuantizesRows(LevelOf(*kernels), shape, args.config.engine)) {
-    shape = WithQuantizedRows(shape);
+  if (args.quantize_rows) {
+    const RowsForm form =
+        RowsFormOf(LevelOf(*kernels), shape, args.config.engine);
+    shape = WithRows(shape, form);
   }
   const ConfigError error = WhyNot(LevelOf(*kernels), shape, args.config);
   if (!JAXPLUGIN_REQUIRE(check, error.rule.empty(), error.rule, error.given)) {

@@ -36,7 +36,7 @@ constexpr Kernels kBaselineKernels = {
 constexpr Kernels kAvx2Kernels = {
     "avx2", DotAvx2, GateAvx2, SumBlocksAvx2, AddOffsetsAvx2, QuantizeAvx2,
     DequantizeAvx2, QuantizeOperandAvx2, QuantizeRunAvx2,
-    QuantizeRowsAvx2};
+    ConvertRowsAvx2};
 
 // __builtin_cpu_supports also checks that the operating system supports AVX.
 bool HasAvx2() {
@@ -57,13 +57,13 @@ constexpr auto kDotBelowBf16 = DotAvx2;
 constexpr auto kGateBelowBf16 = GateAvx2;
 constexpr auto kSumBlocks = SumBlocksAvx2;
 constexpr auto kAddOffsets = AddOffsetsAvx2;
-constexpr auto kQuantizeRows = QuantizeRowsAvx2;
+constexpr auto kConvertRows = ConvertRowsAvx2;
 #else
 constexpr auto kDotBelowBf16 = DotBaseline;
 constexpr auto kGateBelowBf16 = GateBaseline;
 constexpr auto kSumBlocks = SumBlocksBaseline;
 constexpr auto kAddOffsets = AddOffsetsBaseline;
-constexpr bool (*kQuantizeRows)(const Operand&, const QuantizedRows&,
+constexpr bool (*kConvertRows)(const Operand&, const ConvertedRows&,
                                 const Parallel&) = nullptr;
 #endif
 // CMakeLists.txt compiles the emulated kernels for AVX2 on x86-64, and without
@@ -71,11 +71,11 @@ constexpr bool (*kQuantizeRows)(const Operand&, const QuantizedRows&,
 constexpr Kernels kAvx512Kernels = {
     "avx512_emulated", kDotBelowBf16, kGateBelowBf16, kSumBlocks, kAddOffsets,
     QuantizeAvx512, DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512,
-    kQuantizeRows};
+    kConvertRows};
 constexpr Kernels kAvx512Bf16Kernels = {
     "avx512_bf16_emulated", DotAvx512Bf16, GateAvx512, kSumBlocks, kAddOffsets,
     QuantizeAvx512, DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512,
-    QuantizeRowsAvx512, DotOfFewRowsAvx512};
+    ConvertRowsAvx512, DotOfFewRowsAvx512};
 
 bool HasAvx512() {
 #if defined(__x86_64__)
@@ -92,11 +92,11 @@ bool HasAvx512Bf16() { return HasAvx512(); }
 constexpr Kernels kAvx512Kernels = {
     "avx512", DotAvx2, GateAvx2, SumBlocksAvx2, AddOffsetsAvx2, QuantizeAvx512,
     DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512,
-    QuantizeRowsAvx2};
+    ConvertRowsAvx2};
 constexpr Kernels kAvx512Bf16Kernels = {
     "avx512_bf16", DotAvx512Bf16, GateAvx512, SumBlocksAvx2, AddOffsetsAvx2,
     QuantizeAvx512, DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512,
-    QuantizeRowsAvx512, DotOfFewRowsAvx512};
+    ConvertRowsAvx512, DotOfFewRowsAvx512};
 
 bool HasAvx512() {
   return HasAvx2() && __builtin_cpu_supports("avx512f") &&
@@ -114,7 +114,7 @@ bool HasAvx512Bf16() {
 constexpr Kernels kAmxKernels = {
     "amx_bf16", DotAmx, GateAvx512, SumBlocksAvx2, AddOffsetsAvx2,
     QuantizeAvx512, DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512,
-    QuantizeRowsAvx512, DotOfFewRowsAvx512};
+    ConvertRowsAvx512, DotOfFewRowsAvx512};
 
 // Asks Linux for permission to use the AMX tile registers (8 KiB per thread); a
 // process must ask once. Linux refuses if a thread's alternate signal stack is
@@ -156,7 +156,7 @@ constexpr Kernels ArmKernels(const char* name,
   Kernels kernels = kBaselineKernels;
   kernels.name = name;
   kernels.dot = dot;
-  kernels.quantize_rows = QuantizeRowsNeon;
+  kernels.convert_rows = ConvertRowsNeon;
   return kernels;
 }
 constexpr Kernels kNeonDotprodKernels =

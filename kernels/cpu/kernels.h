@@ -125,17 +125,21 @@ struct DotArgs {
   // (kSafeExponent). The result is then invalid.
   uint32_t* gave_up;
   DotConfig config;  // the rules choose every field that is 0
-  // Whether the side of plain floats may be quantized to int8 (QuantizesRows).
+  // Whether the side of plain floats may be converted (RowsFormOf).
   bool quantize_rows;
   // The sums of each row of lhs over the blocks of rhs, as in OffsetArgs. If
   // not null, the kernel adds the offsets of rhs (Kernels::dot_of_few_rows).
   const float* block_sums;
 };
 
-// The int8 form of an operand of plain floats, with float32 scales.
-struct QuantizedRows {
-  int8_t* values;
-  float* scale;
+// The form in which a dot multiplies its side of plain floats.
+enum class RowsForm { kGiven = 0, kBF16, kInt8 };
+
+// That side in another form.
+struct ConvertedRows {
+  RowsForm form;    // kBF16 or kInt8
+  uint8_t* values;  // [rows, k]
+  float* scale;     // kInt8: [rows, ceil(k / 32)]
 };
 
 // A gated activation: half of the n columns (f32) are gates, half are values.
@@ -279,9 +283,9 @@ bool DotAmx(const DotArgs&, const Parallel&);  // requires AmxIsCompiled()
 bool DotOfFewRowsAvx512(const DotArgs&, const Parallel&, bool* is_done);
 bool DotNeonDotprod(const DotArgs&, const Parallel&);
 bool DotNeonI8mm(const DotArgs&, const Parallel&);
-bool QuantizeRowsAvx2(const Operand&, const QuantizedRows&, const Parallel&);
-bool QuantizeRowsAvx512(const Operand&, const QuantizedRows&, const Parallel&);
-bool QuantizeRowsNeon(const Operand&, const QuantizedRows&, const Parallel&);
+bool ConvertRowsAvx2(const Operand&, const ConvertedRows&, const Parallel&);
+bool ConvertRowsAvx512(const Operand&, const ConvertedRows&, const Parallel&);
+bool ConvertRowsNeon(const Operand&, const ConvertedRows&, const Parallel&);
 bool GateBaseline(const GateArgs&, const Parallel&);
 bool GateAvx2(const GateArgs&, const Parallel&);
 bool GateAvx512(const GateArgs&, const Parallel&);
@@ -325,8 +329,8 @@ struct Kernels {
   // in a parallel loop, because its float mode is that of the loop's bodies.
   void (*quantize_run)(const Codec&, const float* x, int64_t count,
                        uint8_t* values, uint8_t* scale);
-  // Null if no dot of the instruction set quantizes rows (QuantizesRows).
-  bool (*quantize_rows)(const Operand&, const QuantizedRows&, const Parallel&);
+  // Null if no dot of the instruction set converts rows (RowsFormOf).
+  bool (*convert_rows)(const Operand&, const ConvertedRows&, const Parallel&);
   // Computes a dot with offsets and block sums. *is_done stays false if it
   // cannot. Null if the instruction set has no such kernels.
   bool (*dot_of_few_rows)(const DotArgs&, const Parallel&,
@@ -355,17 +359,17 @@ const Kernels* GetKernels(Isa isa);
 // Returns the instruction set of kernels that GetKernels returned.
 Isa LevelOf(const Kernels& kernels);
 
-// Whether a dot quantizes its side of floats to int8.
-bool QuantizesRows(const Kernels& kernels, const DotArgs&);
+// Returns the form in which a dot multiplies its side of floats.
+RowsForm RowsFormOf(const Kernels& kernels, const DotArgs&);
 
-// Quantizes that side to `memory`, which has QuantizedRowsBytes, and replaces
-// it in `args`. The dot then has the bits of a dot of a quantized operand.
-// Returns false if `memory` is null.
-int64_t QuantizedRowsBytes(const DotArgs&);
-bool QuantizeRows(const Kernels& kernels, uint8_t* memory, const Parallel&,
-                  DotArgs* args);
+// Converts that side to a form other than kGiven, in `memory`, which has
+// ConvertedRowsBytes, and replaces it in `args`. The dot then has the bits of a
+// dot of a converted operand. Returns false if `memory` is null.
+int64_t ConvertedRowsBytes(const DotArgs&, RowsForm);
+bool ConvertRows(const Kernels& kernels, RowsForm, uint8_t* memory,
+                 const Parallel&, DotArgs* args);
 
-// Quantizes rows if asked, and runs kernels.dot. If rows have scales far from
+// Converts rows if asked, and runs kernels.dot. If rows have scales far from
 // 1, it rebases them and runs kernels.dot again (dot/rebase.cc). If rhs has
 // offsets, the result must be f32 without an epilogue, and batch must be 1.
 bool Dot(const Kernels& kernels, const DotArgs&, const Parallel&);

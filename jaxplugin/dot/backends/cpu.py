@@ -68,7 +68,7 @@ class CpuConfig:
     task_rows: rows of the other side in one task of a thread.
     threads: upper limit on the threads that share the work. The rule is all
       threads of the pool, or one if there is little work.
-    rows: "floats" does not quantize rows with precision="fastest". The rule
+    rows: "floats" does not convert rows with precision="fastest". The rule
       quantizes more than a few rows, and all rows if `engine` is given.
   """
 
@@ -114,13 +114,16 @@ class CpuConfig:
     return " ".join(fields) or BY_RULE
 
 
+# Forms of rows (`RowsForm` in kernels/cpu/kernels.h).
+GIVEN, BF16, INT8 = range(3)
 # Sizes (m, n) of which kernels quantize rows, if they quantize any.
 MANY_ROWS: Final = (1 << 20, 1 << 20)
 ONE_ROW: Final = (1, 1 << 20)
-# `kQuantizedRows` in kernels/cpu/dot/rule.h.
-_QUANTIZED_ROWS: Final = dataclasses.replace(
-  formats.INT8_32, scale_dtype=formats.F32
-)
+# INT8 is `kQuantizedRows` in kernels/cpu/dot/rule.h.
+_ROWS: Final = {
+  BF16: formats.BF16,
+  INT8: dataclasses.replace(formats.INT8_32, scale_dtype=formats.F32),
+}
 _SIZES: Final = ("panel_rows", "task_rows", "threads")
 _FIELDS: Final = ("engine", *_SIZES, "rows")
 # An engine's index is its number in kernels/cpu/dot/config.h.
@@ -181,8 +184,8 @@ def config_error(
   The C++ library decides, also for instruction sets that this machine lacks.
   The backend's `supports` must accept the problem.
   """
-  if config.rows == FLOATS and not quantizes_rows(problem, target, MANY_ROWS):
-    return "the kernels do not quantize rows of this dot"
+  if config.rows == FLOATS and rows_form(problem, target, MANY_ROWS) == GIVEN:
+    return "the kernels do not convert rows of this dot"
   question = _question(
     config.problem(problem), target, by_rule=config.engine == BY_RULE
   )
@@ -220,7 +223,7 @@ def candidates(
     return (by_rule,)
   rule = engine_by_rule(problem, target)
   found = [by_rule]
-  if quantizes_rows(problem, target):
+  if rows_form(problem, target) != GIVEN:
     found.append(CpuConfig(rows=FLOATS))
   found += [CpuConfig(engine=name) for name in ENGINES[1:] if name != rule]
   found += _other_sizes(problem, target, is_few=rule in _FEW_ROWS)
@@ -267,8 +270,8 @@ def _question(
 
   Args:
     problem, target: as for every backend.
-    by_rule: whether the kernels choose the engine, and so may keep few rows of
-      floats.
+    by_rule: whether the kernels choose the engine, and so a few rows may be
+      bf16.
   """
   unsupported = cpu_library.refusal(target)
   if unsupported is not None:
@@ -277,15 +280,16 @@ def _question(
     return "needs static sizes, some are symbolic"
   (m, n), sides = _handed_over(problem)
   assert target.cpu_kernels is not None and problem.k is not None
-  if quantizes_rows(problem, target, None if by_rule else MANY_ROWS):
+  form = rows_form(problem, target, None if by_rule else MANY_ROWS)
+  if form != GIVEN:
     sides = tuple(
-      _QUANTIZED_ROWS if isinstance(side, np.dtype) else side for side in sides
+      _ROWS[form] if isinstance(side, np.dtype) else side for side in sides
     )
   return cpu_library.dot_numbers(target.cpu_kernels, sides, (m, n, problem.k))
 
 
 def may_quantize_rows(problem: Any) -> bool:
-  """Returns whether kernels may quantize the side of floats to int8.
+  """Returns whether kernels may convert the side of floats to bf16 or int8.
 
   A quantized lhs that XLA dequantizes first is not quantized again.
 
@@ -299,12 +303,12 @@ def may_quantize_rows(problem: Any) -> bool:
   )
 
 
-def quantizes_rows(
+def rows_form(
   problem: Any, target: targets.Target, sizes: tuple[int, int] | None = None
-) -> bool:
-  """Returns whether the kernels quantize the side of floats to int8.
+) -> int:
+  """Returns the form of the side of floats: GIVEN, BF16 or INT8.
 
-  They keep a few rows of floats (kernels/cpu/dot/rule.h).
+  It depends on the number of rows (kernels/cpu/dot/rule.h).
 
   Args:
     problem: a problem of a dot or a ragged dot.
@@ -312,12 +316,12 @@ def quantizes_rows(
     sizes: (m, n). None is those of the problem, which must be static.
   """
   if not may_quantize_rows(problem) or target.cpu_kernels is None:
-    return False
+    return GIVEN
   sides = tuple(
     side.format or side.dtype for side in (problem.lhs, problem.rhs)
   )
   numbers = (*(sizes or (problem.m, problem.n)), problem.k or 1)
-  return cpu_library.quantizes_rows(
+  return cpu_library.rows_form(
     cpu_library.dot_numbers(target.cpu_kernels, sides, numbers)
   )
 
@@ -344,10 +348,17 @@ _LHS_IS_DEQUANTIZED: Final = (
 _ROWS_ARE_QUANTIZED: Final = (
   'rows are quantized to int8 in blocks of 32, because of precision="fastest"'
 )
-_MANY_ROWS_ARE_QUANTIZED: Final = f"{_ROWS_ARE_QUANTIZED}, except a few rows"
-_FEW_ROWS_STAY_FLOATS: Final = (
-  'rows stay floats despite precision="fastest", because quantizing so few rows'
-  " takes longer than it saves"
+_FEW_ROWS: Final = {
+  GIVEN: "a few rows, which stay in bf16",
+  BF16: "a few rows, which are rounded to bf16",
+}
+_ROWS_ARE_ROUNDED: Final = (
+  'rows are rounded to bf16, because of precision="fastest"; int8 would save'
+  " little for so few rows"
+)
+_ROWS_STAY_BF16: Final = (
+  'rows stay in bf16 despite precision="fastest", because int8 would save'
+  " little for so few rows"
 )
 _ROWS_STAY_FLOATS: Final = (
   'precision="fastest" changes nothing, because {isa} kernels do not quantize'
@@ -356,7 +367,7 @@ _ROWS_STAY_FLOATS: Final = (
 
 _FLOATS_ARE_FASTER: Final = (
   'rows stay floats despite precision="fastest", because a tuning table says'
-  " that quantizing them is slower"
+  " that another form of them is slower"
 )
 
 _DOT: Final = "jaxplugin_block_scaled_dot"
@@ -476,22 +487,26 @@ def fastest_notes(
   Args:
     problem: a problem of a dot or a ragged dot.
     target: the target, which has CPU kernels.
-    by_rule: whether the kernels choose the engine, and so may keep few rows.
+    by_rule: whether the kernels choose the engine, and so a few rows may be
+      bf16.
   """
   if not may_quantize_rows(problem):
     return ()
-  quantizes = functools.partial(quantizes_rows, problem, target)
-  if not quantizes(MANY_ROWS):
+  form_of = functools.partial(rows_form, problem, target)
+  if form_of(MANY_ROWS) == GIVEN:
     note = _ROWS_STAY_FLOATS.format(
       isa=target.cpu_kernels, format=problem.lhs.format or problem.rhs.format
     )
     return (note,)
   if isinstance(problem, problems.DotProblem) and problem.sizes_are_static:
-    are_quantized = quantizes() or not by_rule
-    return (_ROWS_ARE_QUANTIZED if are_quantized else _FEW_ROWS_STAY_FLOATS,)
+    form = form_of() if by_rule else INT8
+    notes = {INT8: _ROWS_ARE_QUANTIZED, BF16: _ROWS_ARE_ROUNDED}
+    return (notes.get(form, _ROWS_STAY_BF16),)
   # Sizes of groups, too, are known at run time.
-  are_all = quantizes(ONE_ROW)
-  return (_ROWS_ARE_QUANTIZED if are_all else _MANY_ROWS_ARE_QUANTIZED,)
+  form = form_of(ONE_ROW)
+  if form == INT8:
+    return (_ROWS_ARE_QUANTIZED,)
+  return (f"{_ROWS_ARE_QUANTIZED}, except {_FEW_ROWS[form]}",)
 
 
 def emit(

@@ -161,10 +161,10 @@ class ServedTest(parameterized.TestCase):
     ("avx512_bf16", jp.NVFP4, jp.MXFP4, 5, 4096, "vnni"),
     ("avx512_bf16", jp.INT8_32, jp.INT8_32, 4, 4096, "few_rows_vnni"),
     ("avx512_bf16", jp.INT8_32, jp.NVFP4, 4, 4096, "few_rows_vnni"),
-    ("avx512_bf16", jp.MXFP4, jp.INT8_32, 6, 4096, "few_rows_vnni"),
-    ("avx512_bf16", jp.MXFP4, jp.INT8_32, 7, 4096, "vnni"),
+    ("avx512_bf16", jp.MXFP4, jp.INT8_32, 8, 4096, "few_rows_vnni"),
+    ("avx512_bf16", jp.MXFP4, jp.INT8_32, 9, 4096, "vnni"),
     ("avx2", jp.INT8_32, jp.INT8_32, 4, 4096, "few_rows_avx2"),
-    ("avx512_bf16", jp.INT8_32, jp.INT4_128, 7, 4096, "vnni"),
+    ("avx512_bf16", jp.INT8_32, jp.INT4_128, 9, 4096, "vnni"),
     ("amx_bf16", jp.INT4_32, jp.INT4_128, 64, 4096, "vnni"),
     ("avx512_bf16", jp.INT8_32, jp.MXFP8, 64, 4096, "float_avx512"),
     ("avx512_bf16", np.float32, BLOCKS_OF_48, 64, 4096, "float_avx2"),
@@ -197,9 +197,10 @@ class ServedTest(parameterized.TestCase):
     self.assertEqual(cpu.engine_by_rule(asked, on(isa)), engine)
 
   @parameterized.parameters(
-    ("avx512_bf16", np.float32, jp.MXFP4, 4, "few_rows_vnni"),
-    ("avx512_bf16", np.float32, jp.MXFP4, 1, "few_rows_avx512"),
-    ("avx512_bf16", np.float16, jp.INT8_32, 2, "few_rows_vnni"),
+    ("avx512_bf16", np.float32, jp.MXFP4, 8, "few_rows_avx512"),
+    ("avx512_bf16", np.float32, jp.MXFP4, 9, "vnni"),
+    ("avx512_bf16", np.float16, jp.INT8_32, 4, "few_rows_avx512"),
+    ("avx512_bf16", np.float16, jp.INT8_32, 8, "few_rows_vnni"),
     ("avx512_bf16", jnp.bfloat16, jp.NVFP4, 8, "few_rows_avx512"),
     ("avx512_bf16", jnp.bfloat16, jp.NVFP4, 9, "vnni"),
     ("amx_bf16", jnp.bfloat16, jp.INT8_32, 4, "few_rows_avx512"),
@@ -217,24 +218,26 @@ class ServedTest(parameterized.TestCase):
   def test_engine_by_rule_of_fastest_precision(self, isa, lhs, rhs, m, engine):
     asked = problem(lhs, rhs, m=m, k=4096, fastest_precision=True)
     self.assertEqual(cpu.engine_by_rule(asked, on(isa)), engine)
-    self.assertEqual(
-      cpu.quantizes_rows(asked, on(isa)),
-      isa == "avx512"
-      or engine in ("vnni", "few_rows_vnni", "neon_integers", "integer_avx2"),
-    )
+    form = cpu.GIVEN
+    of_bytes = ("vnni", "few_rows_vnni", "neon_integers", "integer_avx2")
+    if isa == "avx512" or engine in of_bytes:
+      form = cpu.INT8
+    elif engine == "few_rows_avx512" and lhs in (np.float32, np.float16):
+      form = cpu.BF16
+    self.assertEqual(cpu.rows_form(asked, on(isa)), form)
     exact = dataclasses.replace(asked, fastest_precision=False)
-    self.assertFalse(cpu.quantizes_rows(exact, on(isa)))
+    self.assertEqual(cpu.rows_form(exact, on(isa)), cpu.GIVEN)
     apart = dataclasses.replace(asked, blocks_pair_up=False)
-    self.assertFalse(cpu.quantizes_rows(apart, on(isa)))
+    self.assertEqual(cpu.rows_form(apart, on(isa)), cpu.GIVEN)
 
   @parameterized.parameters(
     ("avx512_bf16", jp.MXFP4, True, ""),
     ("amx_bf16", jp.INT4_128, True, ""),
-    ("avx512_bf16", jp.MXFP4, False, "do not quantize rows"),
-    ("avx512_bf16", jp.MXFP8, True, "do not quantize rows"),
+    ("avx512_bf16", jp.MXFP4, False, "do not convert rows"),
+    ("avx512_bf16", jp.MXFP8, True, "do not convert rows"),
     ("avx2", jp.MXFP4, True, ""),
-    ("avx2", jp.MXFP8, True, "do not quantize rows"),
-    ("baseline", jp.MXFP4, True, "do not quantize rows"),
+    ("avx2", jp.MXFP8, True, "do not convert rows"),
+    ("baseline", jp.MXFP4, True, "do not convert rows"),
   )
   def test_rows_of_floats_where_they_would_be_quantized(
     self, isa, format, is_fastest, words
@@ -254,20 +257,25 @@ class ServedTest(parameterized.TestCase):
     ):
       CpuConfig(rows="int8")
 
-  def test_few_rows_are_floats_by_rule_and_bytes_by_a_named_engine(self):
+  def test_few_rows_are_bf16_by_rule_and_bytes_by_a_named_engine(self):
     target = on("avx512_bf16")
-    asked = problem(jnp.bfloat16, jp.MXFP4, m=4, fastest_precision=True)
-    found = cpu.candidates(asked, target)
-    self.assertNotIn(CpuConfig(rows="floats"), found)
     named = CpuConfig(engine="few_rows_vnni")
-    self.assertIn(named, found)
-    for config, words in (
-      (CpuConfig(), "rows stay floats"),
-      (named, "rows are quantized"),
+    for dtype, by_rule in (
+      (jnp.bfloat16, "rows stay in bf16"),
+      (np.float32, "rows are rounded to bf16"),
     ):
-      fields = cpu.fields_of(config)
-      (note,) = cpu.plan(asked, target, fields).notes
-      self.assertIn(words, note)
+      asked = problem(dtype, jp.MXFP4, m=4, fastest_precision=True)
+      found = cpu.candidates(asked, target)
+      is_rounded = dtype == np.float32
+      self.assertEqual(CpuConfig(rows="floats") in found, is_rounded)
+      self.assertIn(named, found)
+      for config, words in (
+        (CpuConfig(), by_rule),
+        (named, "rows are quantized"),
+      ):
+        fields = cpu.fields_of(config)
+        (note,) = cpu.plan(asked, target, fields).notes
+        self.assertIn(words, note)
 
   def test_a_vector_on_the_right_is_that_of_the_left(self):
     """The kernel gets it turned: one row against 900."""

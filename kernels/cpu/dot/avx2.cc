@@ -23,7 +23,7 @@ namespace {
 #include "dot/engine_float_avx2.inl"
 #include "dot/few_rows_avx2.inl"
 #include "dot/engine_integer_avx2.inl"
-#include "dot/quantize_rows.inl"
+#include "dot/convert_rows.inl"
 
 // Returns the config's engine if it is an AVX2 engine, else the rule's engine.
 Engine EngineOf(const DotArgs& args) {
@@ -56,9 +56,9 @@ bool DotAvx2(const DotArgs& args, const Parallel& parallel) {
   return Dot(args, parallel);
 }
 
-bool QuantizeRowsAvx2(const Operand& x, const QuantizedRows& out,
+bool ConvertRowsAvx2(const Operand& x, const ConvertedRows& out,
                       const Parallel& parallel) {
-  return QuantizeRows(x, out, parallel);
+  return ConvertRows(x, out, parallel);
 }
 
 bool GateAvx2(const GateArgs& args, const Parallel& parallel) {

@@ -36,7 +36,7 @@ using namespace emulated;
 #include "dot/engine_vnni_integers.inl"
 #include "dot/few_rows_avx512.inl"
 #include "dot/few_rows_vnni.inl"
-#include "dot/quantize_rows.inl"
+#include "dot/convert_rows.inl"
 #include "dot/bf16_factors.inl"
 
 // Runs the engines of the next lower instruction set: AVX2, or the baseline if
@@ -119,9 +119,9 @@ bool DotOfFewRowsAvx512(const DotArgs& args, const Parallel& parallel,
   return FewRowsDot(args, sides, Factors::kBF16, parallel, is_done);
 }
 
-bool QuantizeRowsAvx512(const Operand& x, const QuantizedRows& out,
+bool ConvertRowsAvx512(const Operand& x, const ConvertedRows& out,
                         const Parallel& parallel) {
-  return QuantizeRows(x, out, parallel);
+  return ConvertRows(x, out, parallel);
 }
 
 bool GateAvx512(const GateArgs& args, const Parallel& parallel) {

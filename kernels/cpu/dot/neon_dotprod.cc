@@ -18,16 +18,16 @@ namespace {
 #include "dot/blocked.inl"
 #include "dot/bytes.inl"
 #include "dot/engine_neon_integers.inl"
-#include "dot/quantize_rows.inl"
+#include "dot/convert_rows.inl"
 }  // namespace
 
 bool DotNeonDotprod(const DotArgs& args, const Parallel& parallel) {
   return NeonDot(args, parallel);
 }
 
-bool QuantizeRowsNeon(const Operand& x, const QuantizedRows& out,
+bool ConvertRowsNeon(const Operand& x, const ConvertedRows& out,
                       const Parallel& parallel) {
-  return QuantizeRows(x, out, parallel);
+  return ConvertRows(x, out, parallel);
 }
 
 }  // namespace jaxplugin

@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <vector>
 
 namespace jaxplugin {
@@ -47,7 +48,7 @@ struct Part {
   int64_t group;
   int64_t row, rows;
   int64_t column, columns;
-  bool in_int8;  // rows are quantized
+  RowsForm form;  // of the rows
 };
 
 int64_t Columns(const RaggedArgs& args) {
@@ -60,7 +61,7 @@ int64_t SizeOf(Format format) { return format == Format::kF32 ? 4 : 2; }
 // its group's weight. The result goes to `out`.
 DotArgs PartOf(const RaggedArgs& args, const Part& part, int64_t column,
                int64_t columns, void* out) {
-  DotArgs dot = part.in_int8 ? args.in_int8 : args.dot;
+  DotArgs dot = args.converted[static_cast<int>(part.form)];
   dot.lhs = RowsOf(dot.lhs, part.row, part.rows);
   dot.rhs = RowsOf(dot.rhs, part.group * args.dot.n + column, columns);
   dot.m = part.rows;
@@ -198,8 +199,8 @@ int64_t GroupsOf(const Kernels& kernels, const RaggedArgs& args,
     const int64_t rows = Min(Max(args.sizes[group], 0), args.dot.m - row);
     if (rows == 0) continue;
     dot.m = rows;
-    const bool in_int8 = QuantizesRows(kernels, dot);
-    groups->push_back({group, row, rows, 0, Columns(args), in_int8});
+    const RowsForm form = RowsFormOf(kernels, dot);
+    groups->push_back({group, row, rows, 0, Columns(args), form});
     row += rows;
   }
   return row;
@@ -276,17 +277,24 @@ bool RaggedDot(const Kernels& kernels, const RaggedArgs& args,
   try {
     std::vector<Part> groups;
     const int64_t rows = GroupsOf(kernels, args, &groups);
-    bool quantizes = false;
-    for (const Part& group : groups) quantizes |= group.in_int8;
+    bool uses[3] = {};
+    for (const Part& group : groups) uses[static_cast<int>(group.form)] = true;
     RaggedArgs decided = args;
     decided.dot.quantize_rows = false;
-    if (!quantizes) return Run(kernels, decided, groups, rows, parallel);
-    // All rows at once, because each part of a group would quantize its rows
-    // again.
-    decided.in_int8 = decided.dot;
-    Scratch scratch(QuantizedRowsBytes(args.dot));
-    return QuantizeRows(kernels, scratch.get(), parallel, &decided.in_int8) &&
-           Run(kernels, decided, groups, rows, parallel);
+    std::optional<Scratch> scratch[3];
+    for (int i = 0; i < 3; ++i) {
+      const RowsForm form = static_cast<RowsForm>(i);
+      decided.converted[i] = decided.dot;
+      if (form == RowsForm::kGiven || !uses[i]) continue;
+      // All rows at once, because each part of a group would convert its rows
+      // again.
+      scratch[i].emplace(ConvertedRowsBytes(args.dot, form));
+      if (!ConvertRows(kernels, form, scratch[i]->get(), parallel,
+                       &decided.converted[i])) {
+        return false;
+      }
+    }
+    return Run(kernels, decided, groups, rows, parallel);
   } catch (const std::bad_alloc&) {
     return false;
   }

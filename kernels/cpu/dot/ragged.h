@@ -29,8 +29,8 @@ struct RaggedArgs {
   // With a gate the result has n / 2 columns, and dot.activation is kNone.
   bool is_gated;
   Gate gate;
-  // The dot of all rows in int8, which groups use that quantize their rows.
-  DotArgs in_int8;
+  // The dot of all rows in each RowsForm that a group uses.
+  DotArgs converted[3];
 };
 
 // The rows of a group have the same bits as in a Dot of only that group.

@@ -1,7 +1,7 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Prepares the operands of a dot: quantizes rows of floats if asked, and rebases
+// Prepares the operands of a dot: converts rows of floats if asked, and rebases
 // scales far from 1, for example of gradients of 1e-12.
 //
 // Rebasing divides the scales of a row by a power of two, so that the row is
@@ -140,44 +140,52 @@ bool Rebase(Operand* x, const int16_t** shift, uint8_t* memory,
 
 }  // namespace
 
-bool QuantizesRows(const Kernels& kernels, const DotArgs& args) {
-  return args.quantize_rows &&
-         QuantizesRows(LevelOf(kernels), {ShapeOf(args.lhs), ShapeOf(args.rhs),
-                                          args.m, args.n, args.k},
-                       args.config.engine);
+RowsForm RowsFormOf(const Kernels& kernels, const DotArgs& args) {
+  if (!args.quantize_rows) return RowsForm::kGiven;
+  return RowsFormOf(
+      LevelOf(kernels),
+      {ShapeOf(args.lhs), ShapeOf(args.rhs), args.m, args.n, args.k},
+      args.config.engine);
 }
 
-int64_t QuantizedRowsBytes(const DotArgs& args) {
+int64_t ConvertedRowsBytes(const DotArgs& args, RowsForm form) {
   const Operand& x = IsPlain(args.lhs.format) ? args.lhs : args.rhs;
+  if (form == RowsForm::kBF16) return 2 * x.rows * x.k;
   return RoundUp(x.rows * x.k, 64) +
          x.rows * CeilDiv(x.k, kQuantizedRows.block) *
              static_cast<int64_t>(sizeof(float));
 }
 
-bool QuantizeRows(const Kernels& kernels, uint8_t* memory,
-                  const Parallel& parallel, DotArgs* args) {
+bool ConvertRows(const Kernels& kernels, RowsForm form, uint8_t* memory,
+                 const Parallel& parallel, DotArgs* args) {
   if (memory == nullptr) return false;
   Operand& x = IsPlain(args->lhs.format) ? args->lhs : args->rhs;
   const Operand floats = x;
-  x.format = kQuantizedRows.format;
-  x.scale_kind = kQuantizedRows.scale;
-  x.block = kQuantizedRows.block;
-  x.scale_cols = CeilDiv(x.k, x.block);
-  x.row_bytes = x.k;
+  ConvertedRows converted{form, memory, nullptr};
   x.values = memory;
-  x.scale = memory + RoundUp(x.rows * x.k, 64);
-  const QuantizedRows quantized{
-      reinterpret_cast<int8_t*>(memory),
-      reinterpret_cast<float*>(memory + RoundUp(x.rows * x.k, 64))};
-  return kernels.quantize_rows(floats, quantized, parallel);
+  if (form == RowsForm::kBF16) {
+    x.format = Format::kBF16;
+    x.row_bytes = 2 * x.k;
+  } else {
+    x.format = kQuantizedRows.format;
+    x.scale_kind = kQuantizedRows.scale;
+    x.block = kQuantizedRows.block;
+    x.scale_cols = CeilDiv(x.k, x.block);
+    x.row_bytes = x.k;
+    uint8_t* scale = memory + RoundUp(x.rows * x.k, 64);
+    x.scale = scale;
+    converted.scale = reinterpret_cast<float*>(scale);
+  }
+  return kernels.convert_rows(floats, converted, parallel);
 }
 
 bool Dot(const Kernels& kernels, const DotArgs& args, const Parallel& all) {
-  if (QuantizesRows(kernels, args)) {
-    Scratch scratch(QuantizedRowsBytes(args));
-    DotArgs integers = args;
-    return QuantizeRows(kernels, scratch.get(), all, &integers) &&
-           Dot(kernels, integers, all);
+  const RowsForm form = RowsFormOf(kernels, args);
+  if (form != RowsForm::kGiven) {
+    Scratch scratch(ConvertedRowsBytes(args, form));
+    DotArgs converted = args;
+    return ConvertRows(kernels, form, scratch.get(), all, &converted) &&
+           Dot(kernels, converted, all);
   }
   if (args.rhs.offset != nullptr) return DotWithOffsets(kernels, args, all);
   Parallel parallel = all;

@@ -279,66 +279,72 @@ JAXPLUGIN_ALWAYS_INLINE constexpr bool CanQuantizeRows(Isa isa,
           (IsBytes(x.lhs.format) && IsPlain(x.rhs.format)));
 }
 
-// Up to this many rows, AVX-512 multiplies floats faster than it quantizes them
-// and multiplies bytes. Bytes over floats, n = k = 4096, two Zen 5 cores (medians
-// in turns, 2026-11; `jaxplugin tune` of a dot with precision="fastest" measures
-// both, one of them as a candidate with an engine or with rows=floats). Bytes
-// have become faster since (README.md, "Integers"), so tuning may choose them for
-// fewer rows:
-//   rows                1     2     4     6     8    12    16
-//   bf16 * MXFP4     1.09  1.15  1.15  1.24  1.26  0.93  0.75
-//   bf16 * NVFP4     1.12  1.21  1.08  1.27  1.50  1.04  0.88
-//   bf16 * INT4_32   1.05  1.09  1.09  1.09  1.16  0.82  0.72
-//   bf16 * INT4_128  1.30  1.40  1.29  1.38  1.65  1.16  0.91
-//   bf16 * INT8_32   1.04  1.03  1.07  0.87  0.94  0.67  0.55
-//   f32 * MXFP4      0.96  0.82  0.53  0.64  0.69
-//   f32 * NVFP4      1.05  0.84  0.57  0.66  0.81
-//   f32 * INT4_32    0.99  0.79  0.53  0.57  0.73
-//   f32 * INT4_128   1.19  0.95  0.61  0.75  0.97
-//   f32 * INT8_32    1.01  0.94  0.69  0.56  0.72
-JAXPLUGIN_ALWAYS_INLINE constexpr int64_t FloatRowsMost(SideShape floats,
-                                                        SideShape weights) {
+// Up to this many rows, AVX-512 multiplies rows in bf16 about as fast as rows in
+// int8, and faster with small k. The error is smaller. int8 over bf16, both
+// streamed and already converted, two Zen 5 cores:
+//   rows                      1     2     4     6     8
+//   INT4_32, 4096 x 4096   1.03  1.02  0.98  0.96  0.91
+//            2048 x 2048   1.09  0.98  0.90  0.96  0.89
+//            3072 x 576    1.45  1.41  1.29  1.39  1.31
+//   MXFP4,   4096 x 4096   1.07  0.94  0.99  0.85  0.89
+//            2048 x 2048   1.00  0.98  0.87  0.91  0.84
+//            3072 x 576    1.35  1.25  1.19  1.30  1.19
+//   NVFP4,   4096 x 4096   1.08  1.03  1.28  1.06  1.04
+//            2048 x 2048   1.05  1.14  1.11  1.15  1.07
+//            3072 x 576    1.70  1.58  1.40  1.39  1.31
+//   INT8_32, 4096 x 4096   0.98  0.97  0.82  0.70  0.81
+//            2048 x 2048   0.98  0.97  0.85  0.88  0.84
+//            3072 x 576    1.04  1.19  1.18  1.18  1.17
+// f32 rows, which are rounded to bf16 here, take 1.1 to 2.5 times as long as bf16
+// rows. (tests/compare/compare.sh HEAD 'bf16*int4_32' 4 4096 4096, 'f32*int4_32',
+// and 'int8_32*int4_32' with the config few_rows_vnni, and so on; 2026-11.)
+JAXPLUGIN_ALWAYS_INLINE constexpr int64_t BF16RowsMostOfFastest(
+    SideShape weights) {
   if (!IsStreamedByAvx512(weights)) return 0;
-  if (floats.format != Format::kBF16) return 1;
   return IsPacked(weights.format) ? 8 : 4;
 }
 
-// Whether a dot that may quantize its rows (DotArgs::quantize_rows) does so. A
-// config that names an engine is one for bytes. AVX2 always does: of the time of
-// bf16 rows, rows in int8 take 0.5 to 0.9 with one row, 0.4 to 0.8 with 4, and 0.25
-// to 0.7 with 16 and 64 (weights of 4096 x 4096 in MXFP4, NVFP4, INT4_32, INT4_128
-// and INT8_32, two Zen 3 cores, 2026-11; tests/compare/compare.sh HEAD
-// 'int8_32*mxfp4' 1 4096 4096 and 'bf16*mxfp4', and so on). Quantizing a row takes
-// little of that.
-JAXPLUGIN_ALWAYS_INLINE bool QuantizesRows(Isa isa, const DotShape& x,
-                                           Engine engine) {
-  if (!CanQuantizeRows(isa, x)) return false;
+// Returns the form in which a dot that may quantize its rows
+// (DotArgs::quantize_rows) multiplies them. A config that names an engine is one
+// for bytes. AVX2 always quantizes: of the time of bf16 rows, rows in int8 take
+// 0.5 to 0.9 with one row, 0.4 to 0.8 with 4, and 0.25 to 0.7 with 16 and 64
+// (weights of 4096 x 4096 in MXFP4, NVFP4, INT4_32, INT4_128 and INT8_32, two Zen 3
+// cores, 2026-11; tests/compare/compare.sh HEAD 'int8_32*mxfp4' 1 4096 4096 and
+// 'bf16*mxfp4', and so on). Quantizing a row takes little of that.
+JAXPLUGIN_ALWAYS_INLINE RowsForm RowsFormOf(Isa isa, const DotShape& x,
+                                            Engine engine) {
+  if (!CanQuantizeRows(isa, x)) return RowsForm::kGiven;
   const ShapeSides sides = SidesOf(x);
-  return engine != Engine::kByRule || isa < Isa::kAvx512Bf16 ||
-         isa >= Isa::kNeonDotprod || !IsPlain(sides.panel.format) ||
-         sides.rows > FloatRowsMost(sides.panel, sides.strip);
+  if (engine != Engine::kByRule || isa < Isa::kAvx512Bf16 ||
+      isa >= Isa::kNeonDotprod || !IsPlain(sides.panel.format) ||
+      sides.rows > BF16RowsMostOfFastest(sides.strip)) {
+    return RowsForm::kInt8;
+  }
+  return sides.panel.format == Format::kBF16 ? RowsForm::kGiven
+                                             : RowsForm::kBF16;
 }
 
 // The rows that a dot quantizes.
 inline constexpr SideShape kQuantizedRows = {Format::kInt8, ScaleKind::kF32,
                                              32};
 
-// Returns the dot that remains if the rows are quantized.
-JAXPLUGIN_ALWAYS_INLINE constexpr DotShape WithQuantizedRows(DotShape x) {
-  (IsPlain(x.lhs.format) ? x.lhs : x.rhs) = kQuantizedRows;
+// Returns the dot whose rows have a form.
+JAXPLUGIN_ALWAYS_INLINE constexpr DotShape WithRows(DotShape x, RowsForm form) {
+  SideShape& rows = IsPlain(x.lhs.format) ? x.lhs : x.rhs;
+  if (form == RowsForm::kBF16) rows.format = Format::kBF16;
+  if (form == RowsForm::kInt8) rows = kQuantizedRows;
   return x;
 }
 
 // Up to this many rows, AVX-512 streams integers. few_rows_vnni over vnni, rows
-// quantized in the call, n = k = 4096, one Zen 5 core (the least of 24 calls):
-//   rows         4     5     6     8
-//   MXFP4     0.73  0.99  0.83  1.19
-//   NVFP4     0.72  0.93  1.00  1.05
-//   INT4_32   0.62  0.82  0.79  0.87
-//   INT8_32   0.59  0.63  0.67  0.94
-// (2026-11; another program used the other core. few_rows_vnni has become faster
-// since.)
-inline constexpr int64_t kStreamedIntegerRowsAvx512 = 6;
+// in int8, n = k = 4096, two Zen 5 cores:
+//   rows         6     7     8     9    10    12    16
+//   MXFP4     0.53  0.63  0.68  0.86  0.88  1.05  1.40
+//   INT4_32   0.62  0.79  0.87  1.03  1.11  1.22  1.58
+//   INT8_32   0.88  0.92  0.99  1.22  1.05  1.19  1.40
+// (tests/compare/compare.sh HEAD 'int8_32*mxfp4' 8 4096 4096 vnni few_rows_vnni,
+// and so on; 2026-11.)
+inline constexpr int64_t kStreamedIntegerRowsAvx512 = 8;
 
 // From this many rows, AMX is the fastest engine. AMX over few_rows_avx512 (for
 // two E2M1 operands: over vpdpbusd), n = k = 4096, one Sapphire Rapids core:

@@ -1,12 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests dots that quantize their rows of floats to int8 (`quantize_rows`)."""
+"""Tests dots that convert their rows of floats (`quantize_rows`)."""
 
 from __future__ import annotations
 
 import pathlib
 import sys
 
+import ml_dtypes
 import numpy as np
 from absl.testing import absltest, parameterized
 
@@ -62,22 +63,35 @@ def call(x: np.ndarray, rhs: testing.Side, *args, **kwargs) -> np.ndarray:
   return testing.call(floats(x), rhs, *args, quantize_rows=1, **kwargs)
 
 
-def multiplied(
-  x: np.ndarray, name: str, isa: str, n: int = 1 << 20
-) -> testing.Side:
-  """Returns the lhs that is multiplied: `x`, or `x` in int8.
+def rounded(x: np.ndarray) -> testing.Side:
+  """Rounds rows to bf16 in ml_dtypes. Finite values stay finite."""
+  largest = np.array(ml_dtypes.finfo(testing.BF16).max, x.dtype)
+  is_finite = np.isfinite(x)
+  with np.errstate(over="ignore"):
+    bf16 = x.astype(testing.BF16)
+  capped = np.copysign(largest, x).astype(testing.BF16)
+  return floats(np.where(is_finite & ~np.isfinite(bf16), capped, bf16))
 
-  Up to a few rows stay floats, if AVX-512 BF16 streams the format of the
-  weights.
+
+def is_in_int8(rows: int, name: str, isa: str, n: int = 1 << 20) -> bool:
+  """Returns whether rows are quantized, and not rounded to bf16.
+
+  A few rows are rounded, if AVX-512 BF16 streams the format of the weights.
   """
-  rows = x.shape[-2]
-  most = 1
-  if x.dtype == testing.BF16:
-    most = 4 if name.startswith(("int8", "mxint8")) else 8
+  most = 4 if name.startswith(("int8", "mxint8")) else 8
   # The weights may be the panel side.
   if name == "e2m1_48" or rows > n or isa in ("avx2", "avx512"):
     most = 0
-  return floats(x) if rows <= most else quantized(x.astype(np.float32))
+  return rows > most
+
+
+def multiplied(
+  x: np.ndarray, name: str, isa: str, n: int = 1 << 20
+) -> testing.Side:
+  """Returns the lhs that is multiplied: `x` in int8 or in bf16."""
+  if is_in_int8(x.shape[-2], name, isa, n):
+    return quantized(x.astype(np.float32))
+  return rounded(x)
 
 
 def weights(name: str, shape, rng) -> testing.Side:
@@ -93,7 +107,7 @@ class QuantizedRowsTest(parameterized.TestCase):
       self.skipTest("no instruction set of this machine quantizes rows")
 
   @parameterized.product(name=WEIGHTS, isa=QUANTIZING)
-  def test_results_are_those_of_rows_that_numpy_quantized(self, name, isa):
+  def test_results_are_those_of_rows_that_numpy_converted(self, name, isa):
     rng = np.random.default_rng(0)
     for m, n, k in SHAPES:
       for dtype in testing.FLOATS:
@@ -131,18 +145,38 @@ class QuantizedRowsTest(parameterized.TestCase):
     )
     got = call(one, one_rhs, isa=isa)
     np.testing.assert_array_equal(got[..., 0], 127)
-    np.testing.assert_array_equal(got[..., 1], 0)  # halves to even
+    half = 0 if is_in_int8(m, "int8_32", isa) else 0.5  # halves to even
+    np.testing.assert_array_equal(got[..., 1], half)
 
   @parameterized.product(
     special=(np.nan, np.inf, -np.inf), isa=QUANTIZING, m=(2, 20)
   )
-  def test_nan_and_inf_make_the_results_of_their_row_nan(self, special, isa, m):
+  def test_nan_and_inf_reach_only_the_results_of_their_row(
+    self, special, isa, m
+  ):
+    """int8 has no Inf, so it becomes NaN."""
     rng = np.random.default_rng(2)
     rhs = testing.integers("mxfp4", (1, 40, 160), rng)
     x = rng.standard_normal((1, m, 160)).astype(np.float32)
     expected = call(x, rhs, isa=isa)
     x[0, -1, 70] = special
     expected[0, -1] = np.nan
+    if not is_in_int8(m, "mxfp4", isa) and not np.isnan(special):
+      with np.errstate(invalid="ignore"):
+        expected[0, -1] = special * rhs.exact[0, :, 70]
+    np.testing.assert_array_equal(call(x, rhs, isa=isa), expected)
+
+  @parameterized.product(isa=QUANTIZING, dtype=(np.float32, np.float16))
+  def test_the_largest_values_stay_finite_in_bf16(self, isa, dtype):
+    """bf16 would round f32's largest value to Inf."""
+    if is_in_int8(2, "mxfp4", isa):
+      self.skipTest(f"{isa} rounds no rows to bf16")
+    largest = np.finfo(dtype).max
+    x = np.zeros((1, 2, 96), dtype)
+    x[0, :, 0] = largest, -largest
+    rhs = testing.constant("mxfp4", (1, 37, 96), 1)
+    expected = testing.oracle(rounded(x), rhs).astype(np.float32)
+    self.assertTrue(np.isfinite(expected).all())
     np.testing.assert_array_equal(call(x, rhs, isa=isa), expected)
 
   @parameterized.product(isa=QUANTIZING, m=(2, 3, 20))
@@ -203,12 +237,12 @@ class QuantizedRowsTest(parameterized.TestCase):
       exponents = rng.integers(least, most, (1, m, 96))
       signs = rng.choice([-1.0, 1.0], exponents.shape)
       x = np.ldexp(signs, exponents).astype(np.float32)
-      lhs = quantized(x)
+      lhs = multiplied(x, "mxfp4", isa)
       got = call(x, rhs, isa=isa)
       testing.assert_within(got, lhs, rhs, DOT_ERROR_ULPS, 2.0**-149)
 
   @parameterized.product(isa=QUANTIZING, m=(1, 9), rhs_batch=(1, 3))
-  def test_batches_and_the_epilogue_are_those_of_quantized_rows(
+  def test_batches_and_the_epilogue_are_those_of_converted_rows(
     self, isa, m, rhs_batch
   ):
     rng = np.random.default_rng(5)
@@ -262,7 +296,7 @@ class RaggedTest(parameterized.TestCase):
     isa=QUANTIZING,
     activation=(0, *testing.GATES),
   )
-  def test_results_are_those_of_rows_that_numpy_quantized(
+  def test_results_are_those_of_rows_that_numpy_converted(
     self, name, isa, activation
   ):
     rng = np.random.default_rng(9)
@@ -277,16 +311,16 @@ class RaggedTest(parameterized.TestCase):
         got = testing.call_ragged(
           lhs, rhs, self.SIZES, quantize_rows=1, **options
         )
-        # Each group keeps its rows of floats if they are few.
-        own = quantized(x.astype(np.float32))
-        in_int8 = testing.call_ragged(own, rhs, self.SIZES, **options)
-        in_floats = testing.call_ragged(lhs, rhs, self.SIZES, **options)
-        self.assertTrue((in_int8 != in_floats).any())
+        # A group with few rows rounds them to bf16.
+        in_int8, in_bf16 = (
+          testing.call_ragged(own, rhs, self.SIZES, **options)
+          for own in (quantized(x.astype(np.float32)), rounded(x))
+        )
+        self.assertTrue((in_int8 != in_bf16).any())
         ends = np.cumsum(self.SIZES)
         for start, end in zip((0, *ends), (*ends, 15), strict=True):
           rows = slice(start, end)
-          is_kept = multiplied(x[rows], name, isa).values.dtype == x.dtype
-          expected = in_floats if is_kept else in_int8
+          expected = in_int8 if is_in_int8(end - start, name, isa) else in_bf16
           np.testing.assert_array_equal(got[rows], expected[rows])
 
   def test_another_number_than_0_and_1_is_an_error(self):

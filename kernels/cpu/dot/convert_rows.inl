@@ -1,7 +1,8 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Quantizes rows of floats to int8 in blocks of 32, with float32 scales:
+// Converts rows of floats for precision="fastest". One form is bf16, rounded to
+// nearest even. The other one is int8 in blocks of 32, with float32 scales:
 //   scale = max(amax / 127, 2^-126), or 0 for a block of zeros
 //   value = round(x / scale), halves to even
 // A block with a NaN or an Inf has the scale NaN and zeros. These are the rules
@@ -31,26 +32,46 @@ JAXPLUGIN_ALWAYS_INLINE float QuantizeBlock(const float* __restrict x,
   return is_finite ? (amax == 0 ? 0.0f : scale) : AsFloat(kQuietNan);
 }
 
-inline void QuantizeRow(const Operand& x, int64_t row, int8_t* out,
-                        float* scale) {
+// Quantizes up to 256 values of a row, from a multiple of 32 on.
+JAXPLUGIN_ALWAYS_INLINE void QuantizeChunk(float* floats, int64_t count,
+                                           int8_t* out, float* scale) {
+  for (int64_t i = count; i < RoundUp(count, 32); ++i) floats[i] = 0;
+  for (int64_t i = 0; i < count; i += 32) {
+    *scale++ = i + 32 <= count ? QuantizeBlock(floats + i, out + i, 32)
+                               : QuantizeBlock(floats + i, out + i, count - i);
+  }
+}
+
+// Rounds to nearest even. A finite value stays finite.
+JAXPLUGIN_ALWAYS_INLINE uint16_t ToFiniteBF16(float x) {
+  constexpr uint16_t kInfinityBF16 = 0x7f80;
+  const uint16_t rounded = ToBF16(x);
+  const bool overflows = (rounded & 0x7fff) == kInfinityBF16 &&
+                         (AsBits(x) & kMagnitude) < kInfinity;
+  return static_cast<uint16_t>(rounded - overflows);
+}
+
+inline void ConvertRow(const Operand& x, int64_t row,
+                       const ConvertedRows& out) {
   constexpr int64_t kChunk = 256;
   const uint8_t* values = RowValues(x, row);
   for (int64_t k0 = 0; k0 < x.k; k0 += kChunk) {
     float floats[kChunk];
     const int64_t count = Min(kChunk, x.k - k0);
     DecodeValues(x, values, k0, count, floats);
-    for (int64_t i = count; i < RoundUp(count, 32); ++i) floats[i] = 0;
-    for (int64_t i = 0; i < count; i += 32) {
-      *scale++ = i + 32 <= count
-                     ? QuantizeBlock(floats + i, out + k0 + i, 32)
-                     : QuantizeBlock(floats + i, out + k0 + i, count - i);
+    const int64_t at = row * x.k + k0;
+    if (out.form == RowsForm::kInt8) {
+      QuantizeChunk(floats, count, reinterpret_cast<int8_t*>(out.values) + at,
+                    out.scale + row * CeilDiv(x.k, 32) + k0 / 32);
+    } else {
+      uint16_t* bf16 = reinterpret_cast<uint16_t*>(out.values) + at;
+      for (int64_t i = 0; i < count; ++i) bf16[i] = ToFiniteBF16(floats[i]);
     }
   }
 }
 
-bool QuantizeRows(const Operand& x, const QuantizedRows& out,
-                  const Parallel& parallel) {
-  const int64_t columns = CeilDiv(x.k, 32);
+bool ConvertRows(const Operand& x, const ConvertedRows& out,
+                 const Parallel& parallel) {
   const int64_t group = Max(1, (int64_t{1} << 15) / Max(x.k, 1));
   // Waking a thread takes longer than 2^17 values.
   const Parallel serial{1, nullptr, nullptr};
@@ -59,7 +80,7 @@ bool QuantizeRows(const Operand& x, const QuantizedRows& out,
       [&](int64_t index, int) {
         const int64_t end = Min(x.rows, (index + 1) * group);
         for (int64_t r = index * group; r < end; ++r) {
-          QuantizeRow(x, r, out.values + r * x.k, out.scale + r * columns);
+          ConvertRow(x, r, out);
         }
       });
 }
