@@ -48,7 +48,6 @@ SUITE: Final = (
     )
   ),
 )
-TABLES: Final = "jaxplugin/tables/data"
 SDIST_ONLY: Final = (
   *("CHANGELOG.md", "CMakeLists.txt", "CONTRIBUTING.md", "LICENSE", "Makefile"),
   *("README.md", "conftest.py", "pyproject.toml", "kernels/cpu/CMakeLists.txt"),
@@ -64,19 +63,13 @@ SDIST_ONLY: Final = (
 
 
 def modules(root: pathlib.Path) -> dict[str, str]:
-  """Returns files that a wheel must have: {name in it: name in the checkout}.
-
-  These are Python files and tuning tables.
-  """
+  """Returns the Python files of a wheel: {name in it: name in the checkout}."""
   names = {}
   for folder, prefix in (("jaxplugin", ""), ("kernels", "jaxplugin/")):
     for path in (root / folder).rglob("*.py"):
       name = path.relative_to(root).as_posix()
       if name in SUITE or not SUPPORT.search(name):
         names[prefix + name] = name
-  for path in (root / TABLES).glob("*.json"):
-    name = path.relative_to(root).as_posix()
-    names[name] = name
   return names
 
 

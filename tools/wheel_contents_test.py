@@ -181,13 +181,6 @@ class DirectoryTest(parameterized.TestCase):
       },
     )
 
-  def test_packaged_tables_are_among_them(self):
-    self.write("jaxplugin/tables/data/h200.json")
-    self.write("jaxplugin/tables/data/.h200.json.lock")
-    found = wheel_contents.modules(self.root)
-    self.assertIn("jaxplugin/tables/data/h200.json", found)
-    self.assertLen(found, 3)
-
   def test_suite_for_other_packages_is_among_them(self):
     self.write("jaxplugin/testing/contract.py")
     self.assertIn(

@@ -162,12 +162,12 @@ class ChooseTest(parameterized.TestCase):
     measured = [
       proposal("small", origin="overlay"),
       proposal("adder", config=(("most", 6),), origin="the user's"),
-      proposal("adder", config=(("most", 9),), origin="packaged"),
+      proposal("adder", config=(("most", 9),), origin="mine"),
     ]
     for number, implementation, config, origin in (
       (3, "small", (), "overlay"),
       (5, "adder", (("most", 6),), "the user's"),
-      (7, "adder", (("most", 9),), "packaged"),
+      (7, "adder", (("most", 9),), "mine"),
       (11, "plain", (), "rule"),
     ):
       decision = function(number, CPU, measured=measured)

@@ -44,8 +44,7 @@ def choose(
     requested: the backend to use. None chooses the first one that tuning tables
       propose, or else the first one in order of rank.
     unportable: the reason if only portable backends are allowed.
-    overlay: tuning tables of the call. The user's and the packaged tables come
-      after them.
+    overlay: tuning tables of the call. The user's tables come after them.
     propose: changes the proposals of the tuning tables.
     notes: returns further notes on a decision.
 

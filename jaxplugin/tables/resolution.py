@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses between tables: the overlay, the user's tables, the packaged ones.
+"""Chooses between tables: the overlay, then the user's tables.
 
 The first table with a proposal that can compute the problem decides. Otherwise
 the rule decides. A process reads the files once, before its first decision, so
@@ -263,10 +263,7 @@ VARIABLE: Final = "JAXPLUGIN_TUNING"
 OFF: Final = "off"
 
 OVERLAY: Final = "overlay"
-_PACKAGED: Final = "packaged table"
 _MAX_FILES: Final = 100  # in a folder
-# The packaged tables. `writing.file_name` returns the name of a table's file.
-DATA: Final = pathlib.Path(__file__).resolve().parent / "data"
 # Largest distance in buckets. At four times the size something else, for
 # example bandwidth, limits the speed.
 MAX_DISTANCE: Final = 2
@@ -278,7 +275,7 @@ class Named:
   """A table, and its name in decisions.
 
   Attributes:
-    name: "overlay", "user's table PATH" or "packaged table NAME".
+    name: "overlay" or "user's table PATH".
     table: the table.
   """
 
@@ -314,7 +311,7 @@ class Overlay:
 
   Attributes:
     tables: tables of the innermost context first.
-    is_alone: whether the user's and the packaged tables are ignored.
+    is_alone: whether the user's tables are ignored.
     pin: (implementation, config) with priority over all tables.
   """
 
@@ -337,10 +334,10 @@ def tuning(
 ) -> Iterator[tuple[records.Table, ...]]:
   """Makes block-scaled dots traced inside this context use tuning tables.
 
-  These tables come before those of an enclosing `tuning`, the user's and the
-  packaged ones. They are part of `jit`'s cache key: a function is traced again
-  under other tables. Each thread has its own context. docs/how_to/autotune.md
-  explains how to make a table.
+  These tables come before those of an enclosing `tuning` and the user's. They
+  are part of `jit`'s cache key: a function is traced again under other tables.
+  Each thread has its own context. docs/how_to/autotune.md explains how to make
+  a table.
 
   Args:
     *tables: tables or paths of their files, in order of priority. A single None
@@ -419,7 +416,7 @@ def decides(over: Overlay | None) -> tuple[Any, ...]:
 
 @functools.cache
 def standing() -> Stack:
-  """Reads the user's tables and the packaged ones, once.
+  """Reads the user's tables, once.
 
   Warns with TableWarning about files of the user that cannot be read.
   """
@@ -432,16 +429,7 @@ def standing() -> Stack:
   )
   for trouble in user.troubles:
     warnings.warn(trouble, records.TableWarning, stacklevel=2)
-  packaged_ = packaged()
-  return Stack(
-    tables=(*user.tables, *packaged_.tables),
-    troubles=(*user.troubles, *packaged_.troubles),
-  )
-
-
-def packaged() -> Stack:
-  """Reads the tables of this package."""
-  return _read_all(DATA, _PACKAGED, is_wanted=False)
+  return user
 
 
 def user_folder() -> pathlib.Path:
@@ -524,7 +512,7 @@ def ask(
       )
     )
   fields = operation.fields_of(problem)
-  refused, fits_packaged = [], False
+  refused = []
   for named in asked.tables:
     if named.table.header.operation != operation.name:
       continue
@@ -532,13 +520,10 @@ def ask(
     if reason:
       refused.append((named, reason))
       continue
-    fits_packaged |= named.name.startswith(_PACKAGED)
     if fields is not None:
       measured += proposals(named.table, fields, named.name)
   for named, reason in refused:
-    # There is a packaged table for each version of a library. One is enough.
-    is_spare = fits_packaged and named.name.startswith(_PACKAGED)
-    if _concerns(named, target) and not is_spare:
+    if _concerns(named, target):
       notes.append(f"{named.name} is not used: {reason}")
       _warn_once(notes[-1], named.name)
   return tuple(measured), tuple(notes)
@@ -658,9 +643,8 @@ class TablesDifferError(RuntimeError):
 def tuning_digest() -> str:
   """Returns the SHA-256 of the tuning tables that a choice here uses.
 
-  These are the tables of an enclosing `tuning`, the user's, and the packaged
-  ones. Processes with equal digests, equal devices and equal installations make
-  equal choices.
+  These are the tables of an enclosing `tuning`, and the user's. Processes with
+  equal digests, equal devices and equal installations make equal choices.
 
   Returns:
     64 hexadecimal digits, a digest of the contents.
@@ -681,8 +665,8 @@ def require_same_in_processes() -> None:
   The first process that decides publishes the digest of its tables. No process
   waits for another.
 
-  The comparison includes the user's and the packaged tables. It is skipped if
-  the run has one process, or if `jax.distributed.initialize` was not called.
+  The comparison includes the user's tables. It is skipped if the run has one
+  process, or if `jax.distributed.initialize` was not called.
 
   Raises:
     TablesDifferError: If the first process to decide has other tables.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of measured choices decide about dots where they fit, and say so.
 
-Tables come from a context, from the user's files and from the package.
+Tables come from a context and from the user's files.
 """
 
 import contextlib
@@ -23,15 +23,13 @@ import jaxplugin as jp
 from jaxplugin.core import formats, targets
 from jaxplugin.dot import backends, problems
 from jaxplugin.dot.backends import triton
-from jaxplugin.lab.tuning import store
 from jaxplugin.runtime import triton_library
-from jaxplugin.tables import reading, records, resolution
+from jaxplugin.tables import records, resolution
 from jaxplugin.testing import dot_problems
-from jaxplugin.testing.measured import dot_tables, packaged
+from jaxplugin.testing.measured import dot_tables
 from jaxplugin.testing.meshes import explicit
 
 H200 = dot_tables.H200
-PATHS = sorted(resolution.DATA.glob("*"))
 KERNEL = "jaxplugin_block_scaled_dot"
 
 environment = dot_tables.environment
@@ -145,19 +143,6 @@ class ChooseTest(FolderTestCase):
       alone = resolution.Overlay(is_alone=True)
       decision = backends.choose(problem(), H200, overlay=alone)
       self.assertEqual(decision.config_from, "rule")
-
-  def test_user_s_table_comes_before_the_packaged_one(self):
-    data = self.write("data/h200.json", XLA_FASTER).parent
-    mine = self.write("mine.json", faster())
-    self.enter_context(mock.patch.object(resolution, "DATA", data))
-    with environment(XDG_CONFIG_HOME=str(self.folder)):
-      self.assert_from("packaged table h200.json")
-      decision = backends.choose(problem(), H200)
-      self.assertEqual(decision.implementation, "xla")
-    with user_table(mine):
-      self.assert_from(f"user's table {mine}")
-    with environment(**dot_tables.OFF):
-      self.assert_from("rule")
 
   def test_tables_of_the_user_s_folder_are_read_by_name(self):
     place = self.write("jaxplugin/tuning/b.json", XLA_FASTER).parent
@@ -430,59 +415,6 @@ class UserFilesTest(FolderTestCase):
       with user_table(self.write(name, faster())):
         digests.add(jp.tuning_digest())
     self.assertLen(digests, 1)
-
-
-class PackagedTest(FolderTestCase):
-  """Every packaged table can be read, and says what kernels allow.
-
-  One that was measured with older kernels is still whole: it is refused when it
-  is asked, and replaced by measuring again.
-  """
-
-  def test_tables_fit_their_names_and_devices(self):
-    for path in PATHS:
-      with self.subTest(path.name):
-        found = reading.read(path)
-        self.assertEqual(path.name, store.file_name(found.header))
-        self.assertNotEmpty(found.rows)
-        self.assertEqual(packaged.misfit_but_for_sources(found), "")
-
-  def test_tables_are_of_the_kernels_that_are_here(self):
-    """Otherwise the skip message names the stale tables."""
-    stale = []
-    for path in PATHS:
-      try:
-        changed = packaged.staleness(reading.read(path))
-      except ValueError as error:
-        self.skipTest(str(error))
-      if changed:
-        stale.append(f"{path.name}: {changed}")
-    if stale:
-      self.skipTest(
-        f"STALE, and not used: {'; '.join(stale)}; on an idle machine:"
-        " tools/packaged_tables.py --make"
-      )
-
-  def test_of_two_for_other_libraries_the_one_that_fits_is_enough(self):
-    """Otherwise each program would mention tables of other libraries."""
-    toolchain = (("jaxlib", "0.1"),)
-    made = table(XLA_FASTER)
-    changes = dot_tables.source_of(made, "xla", toolchain=toolchain)
-    data = self.write("1.json", XLA_FASTER, **changes).parent
-    self.enter_context(mock.patch.object(resolution, "DATA", data))
-    for count, origin in ((1, "rule"), (0, "packaged table 0.json")):
-      with environment(XDG_CONFIG_HOME=str(data)), warnings.catch_warnings():
-        warnings.simplefilter("error")  # only a note of the decision
-        decision = backends.choose(problem(), H200)
-      notes = [note for note in decision.notes if "is not used" in note]
-      self.assertLen(notes, count)
-      self.assertEqual(decision.implementation_from, origin)
-      self.write("0.json", XLA_FASTER)
-
-  def test_all_are_read_before_the_first_decision(self):
-    read = resolution.packaged()
-    self.assertEqual(read.troubles, ())
-    self.assertLen(read.tables, len(PATHS))
 
 
 def operands(m=3):
