@@ -348,7 +348,7 @@ _LHS_IS_DEQUANTIZED: Final = (
 _ROWS_ARE_QUANTIZED: Final = (
   'rows are quantized to int8 in blocks of 32, because of precision="fastest"'
 )
-_FEW_ROWS: Final = {
+_EXCEPT_FEW: Final = {
   GIVEN: "a few rows, which stay in bf16",
   BF16: "a few rows, which are rounded to bf16",
 }
@@ -506,7 +506,7 @@ def fastest_notes(
   form = form_of(ONE_ROW)
   if form == INT8:
     return (_ROWS_ARE_QUANTIZED,)
-  return (f"{_ROWS_ARE_QUANTIZED}, except {_FEW_ROWS[form]}",)
+  return (f"{_ROWS_ARE_QUANTIZED}, except {_EXCEPT_FEW[form]}",)
 
 
 def emit(
