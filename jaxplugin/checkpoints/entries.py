@@ -137,9 +137,9 @@ def stack_refusal(layout: str) -> str:
   )
 
 
-def matrix_refusal(layout: str, weight: records.WeightToWrite) -> str | None:
-  if len(weight.shape) != 2:
+def matrix_refusal(layout: str, decision: records.TensorDecision) -> str | None:
+  if len(decision.tensor.shape) != 2:
     return stack_refusal(layout)
-  if not weight.name.endswith(names.WEIGHT):
+  if not decision.tensor.name.endswith(names.WEIGHT):
     return f"layout {layout} stores only weights named *.weight"
   return None

@@ -134,8 +134,8 @@ def _gpt_oss_tensors(
   return {**found, f"{name}{dot}blocks": array.values.reshape(shape)}
 
 
-def _gpt_oss_refusal(weight: records.WeightToWrite) -> str | None:
-  if len(weight.shape) == 2:
+def _gpt_oss_refusal(decision: records.TensorDecision) -> str | None:
+  if len(decision.tensor.shape) == 2:
     return "layout gpt-oss stores only quantized experts"
   return None
 

@@ -205,13 +205,13 @@ def _modelopt_tensors(
   )
 
 
-def _modelopt_refusal(weight: records.WeightToWrite) -> str | None:
-  if len(weight.shape) == 2:
+def _modelopt_refusal(decision: records.TensorDecision) -> str | None:
+  if len(decision.tensor.shape) == 2:
     return None
-  if weight.axis == -1:
+  if decision.axis == -1:
     return entries.stack_refusal(MODELOPT)
-  if weight.format != formats.NVFP4:
-    return f"layout modelopt does not store {weight.format} experts [E, k, n]"
+  if decision.format != formats.NVFP4:
+    return f"layout modelopt does not store {decision.format} experts [E, k, n]"
   return None
 
 
@@ -364,9 +364,10 @@ def _comfyui_tensors(
 def _comfyui_metadata(
   decisions: Sequence[records.TensorDecision],
 ) -> Mapping[str, str]:
-  weights = [x.weight for x in decisions if x.weight is not None]
   return comfyui_marks.metadata(
-    (names.module_of(x.name), x.format, x.shape) for x in weights
+    (names.module_of(x.tensor.name), x.format, x.tensor.shape)
+    for x in decisions
+    if x.format is not None
   )
 
 

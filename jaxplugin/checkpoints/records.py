@@ -115,38 +115,22 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WeightToWrite:
-  """A weight to quantize and write.
-
-  Attributes:
-    name: its name in the model and in the source's file.
-    shape: [n, k], [E, n, k] or, for some experts, [E, k, n].
-    type_name: the file's word for its dtype, "BF16".
-    axis: the axis of k, -1 or -2.
-    format: the format to quantize to.
-  """
-
-  name: str
-  shape: tuple[int, ...]
-  type_name: str
-  axis: int
-  format: formats.BlockFormat
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class TensorDecision:
   """The decision to quantize or to copy a tensor.
 
   Attributes:
-    tensor: the tensor of the source.
-    weight: the weight to quantize; None if the tensor is copied.
+    tensor: the tensor of the source. A weight to quantize is [n, k], [E, n, k]
+      or, for some experts, [E, k, n].
+    format: the format to quantize to; None if the tensor is copied.
+    axis: the axis of k, -1 or -2.
     parts: dtypes and shapes of the tensors that replace it, by their names;
       empty if it is copied.
     reason: why it is copied; "" if it is quantized.
   """
 
   tensor: stored.StoredTensor
-  weight: WeightToWrite | None = None
+  format: formats.BlockFormat | None = None
+  axis: int = -1
   parts: Mapping[str, jax.ShapeDtypeStruct] = dataclasses.field(
     default_factory=dict
   )
@@ -155,7 +139,7 @@ class TensorDecision:
   @property
   def nbytes(self) -> int:
     """Bytes to write."""
-    if self.weight is None:
+    if self.format is None:
       return self.tensor.nbytes
     return sum(x.size * x.dtype.itemsize for x in self.parts.values())
 
@@ -182,7 +166,8 @@ class Layout:
     formats: formats that can be written; () if the layout is only read.
     tensors: returns the tensors of a quantized weight, by its name and array.
       Arrays are NumPy's, or traced to find the dtypes and shapes to write.
-    refusal: returns why the layout cannot store a weight, or None.
+    refusal: returns why the layout cannot store the weight of a decision, or
+      None.
     config: returns `quantization_config` of config.json, by the format and the
       unquantized modules; None if the tool reads none.
     quant_config: the same for `hf_quant_config.json`.
@@ -201,7 +186,7 @@ class Layout:
   activation_scale: tuple[str, bool] | None = None
   formats: tuple[formats.BlockFormat, ...] = ()
   tensors: _Tensors = lambda name, array: {}
-  refusal: Callable[[WeightToWrite], str | None] = lambda weight: None
+  refusal: Callable[[TensorDecision], str | None] = lambda decision: None
   config: _Config | None = None
   quant_config: _Config | None = None
   metadata: _Metadata = lambda decisions: {}

@@ -187,10 +187,10 @@ def _tensors(name: str, array: scaled_array.ScaledArray) -> dict[str, Any]:
   return found
 
 
-def _refusal(weight: records.WeightToWrite) -> str | None:
-  if weight.axis != -1:
+def _refusal(decision: records.TensorDecision) -> str | None:
+  if decision.axis != -1:
     return "layout torchao stores k as the last dimension"
-  if "." not in weight.name:
+  if "." not in decision.tensor.name:
     return "layout torchao stores only names with a dot"
   return None
 
@@ -220,13 +220,15 @@ def _config(format: formats.BlockFormat, left: list[str]) -> dict[str, Any]:
   }
 
 
-def _tensor_metadata(weight: records.WeightToWrite) -> dict[str, Any]:
-  """Returns metadata of an `NVFP4Tensor` or an `MXTensor`.
+def _tensor_metadata(decision: records.TensorDecision) -> dict[str, Any]:
+  """Returns metadata of a copied tensor, `NVFP4Tensor` or `MXTensor`.
 
   `act_quant_kwargs` is None, so activations stay unquantized.
   """
-  format = weight.format
-  dtype = _typed("torch.dtype", _TORCH_DTYPES[weight.type_name])
+  format = decision.format
+  if format is None:
+    return {"_type": "Tensor"}
+  dtype = _typed("torch.dtype", _TORCH_DTYPES[decision.tensor.type_name])
   if format.has_global_scale:
     return {
       **_typed(
@@ -259,9 +261,7 @@ def _tensor_metadata(weight: records.WeightToWrite) -> dict[str, Any]:
 
 def _metadata(decisions: Sequence[records.TensorDecision]) -> dict[str, str]:
   metadata = {
-    x.tensor.name: json.dumps(
-      {"_type": "Tensor"} if x.weight is None else _tensor_metadata(x.weight)
-    )
+    x.tensor.name: json.dumps(_tensor_metadata(x))
     for x in decisions
     if "." in x.tensor.name  # torchao's reader refuses other names
   }

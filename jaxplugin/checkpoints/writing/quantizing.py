@@ -169,7 +169,7 @@ class Quantized:
     )
 
   def _format_of(self, decision: records.TensorDecision) -> str:
-    return str(self.format) if decision.weight else decision.tensor.type_name
+    return str(decision.format or decision.tensor.type_name)
 
   def _rows(self) -> list[dict[str, str]]:
     """Returns a row for each group of similar tensors."""
@@ -205,7 +205,7 @@ class Quantized:
     return f"{max(found):.4f}" if found else "-"
 
   def _summary(self) -> str:
-    count = sum(x.weight is not None for x in self.decisions)
+    count = sum(x.format is not None for x in self.decisions)
     before, after = self.nbytes_before, self.nbytes
     return (
       f"{count} of {len(self.decisions)} tensors to {self.format}:"
@@ -382,9 +382,7 @@ def _task(
     "read": {n: [x.st_size, x.st_mtime_ns] for n, x in read.items()},
     "written": {x.name: hashlib.sha256(x.head).hexdigest() for x in to_write},
     "axes": {
-      x.weight.name: x.weight.axis
-      for x in result.decisions
-      if x.weight is not None
+      x.tensor.name: x.axis for x in result.decisions if x.format is not None
     },
   }
 
@@ -441,11 +439,11 @@ def _require_equal(
   for decision in decisions:
     name = decision.tensor.name
     entry = written.get(name)
-    if entry is None or (entry.layout is None) != (decision.weight is None):
+    if entry is None or (entry.layout is None) != (decision.format is None):
       raise errors.CheckpointError(
         f"{who}: {name!r} was not read back from {folder}"
       )
-    if decision.weight is None:
+    if decision.format is None:
       _require_same_bytes(decision.tensor, entry.parts[0])
     else:
       found = entry.make(assembly.GLOBAL_SCALE_RANGE)
@@ -499,10 +497,8 @@ def _error(
 ) -> float:
   """Returns the norm of the error over the norm of the weight, in f64."""
   y = np.asarray(dequantization.dequantize(found, jnp.float32))
-  weight = decision.weight
-  assert weight is not None
   ends = (np.asarray(part).shape[-1] for part in (found.values, found.scale))
-  if weight.axis == -2 and len({*ends}) == 2:  # the layout has k last
+  if decision.axis == -2 and len({*ends}) == 2:  # the layout has k last
     x = x.swapaxes(-1, -2)
   x, y = x.reshape(-1), y.reshape(-1)
   squares = difference = 0.0

@@ -426,7 +426,7 @@ class SelectionTest(Case):
     self.assertEqual(taken, [f"{BASE}.self_attn.q_norm.weight"])
     x = self.file({"a.experts.up": normal(2, D, D)})
     done = self.quantize(x, transposed="a.*", dry_run=True)
-    self.assertEqual(done.decisions[0].weight.axis, -2)
+    self.assertEqual(done.decisions[0].axis, -2)
     for name in ("include", "exclude", "transposed"):
       with self.assertRaisesRegex(TypeError, f"{name} must be a glob or a"):
         self.chosen(**{name: [3]})

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -97,9 +98,8 @@ def save(
   leaves = dict(_leaves(tree))
   decisions = [_decide(found, target, n, x) for n, x in leaves.items()]
   selection.require_one_name_each(_WHO, decisions)
-  written = [x.weight for x in decisions if x.weight is not None]
   if found.config is not None and not is_file:
-    _require_one_format(written)
+    _require_one_format([x for x in decisions if x.format is not None])
   metadata = {
     stored.LAYOUT: layout,
     **found.metadata(decisions),
@@ -220,36 +220,32 @@ def _decide(
         f"{_WHO}: {name!r} must have a dtype that safetensors stores, got"
         f" {array.dtype}; the dtypes are {known}"
       )
-    return records.TensorDecision(tensor=_tensor(target, name, array))
+    type_name = safetensors_files.TYPE_NAMES[array.dtype]
+    tensor = _tensor(target, name, array, type_name)
+    return records.TensorDecision(tensor=tensor)
   who = f"{_WHO}: {name!r}"
   layouts.require_format(who, layout, array.format)
-  weight = records.WeightToWrite(
-    name=name,
-    shape=tuple(array.shape),
-    type_name=type_name,
-    axis=array.axis - array.ndim,
-    format=array.format,
+  tensor = _tensor(target, name, array, type_name)
+  decision = records.TensorDecision(
+    tensor=tensor, format=array.format, axis=array.axis - array.ndim
   )
-  if reason := _refusal(layout, weight, array):
+  if reason := _refusal(layout, decision, array):
     raise errors.CheckpointError(f"{who}: {reason}")
-  tensor = _tensor(target, name, array)
   remedy = "quantize the weight with another global_scale"
   weights.require_readable(tensor, array.global_scale, remedy)
-  return records.TensorDecision(
-    tensor=tensor,
-    weight=weight,
-    parts=weights.parts(layout, jax.eval_shape(_linear, array), name),
-  )
+  parts = weights.parts(layout, jax.eval_shape(_linear, array), name)
+  return dataclasses.replace(decision, parts=parts)
 
 
-def _tensor(target: pathlib.Path, name: str, x: Any) -> stored.StoredTensor:
+def _tensor(
+  target: pathlib.Path, name: str, x: Any, type_name: str
+) -> stored.StoredTensor:
   """Returns a description of an array."""
-  dtype = np.dtype(x.dtype)
   return stored.StoredTensor(
     file=str(target),
     name=name,
-    type_name=safetensors_files.TYPE_NAMES.get(dtype, ""),
-    dtype=dtype,
+    type_name=type_name,
+    dtype=np.dtype(x.dtype),
     shape=tuple(x.shape),
     read=lambda: np.asarray(x),
   )
@@ -257,30 +253,31 @@ def _tensor(target: pathlib.Path, name: str, x: Any) -> stored.StoredTensor:
 
 def _refusal(
   layout: records.Layout,
-  weight: records.WeightToWrite,
+  decision: records.TensorDecision,
   array: scaled_array.ScaledArray,
 ) -> str:
   """Returns why a layout cannot store an array, or ""."""
-  rank = len(weight.shape)
+  shape, axis = decision.tensor.shape, decision.axis
+  rank = len(shape)
   if rank not in (2, 3):
     return f"a quantized weight must have rank 2 or 3, got rank {rank}"
-  if rank == 2 and weight.axis != -1:
+  if rank == 2 and axis != -1:
     return (
       "a matrix must be blocked along its last dimension, got blocks along the"
       " first one; save array.T"
     )
-  if weight.axis == -3 or (weight.axis == -2 and layout.transposes_stacks):
+  if axis == -3 or (axis == -2 and layout.transposes_stacks):
     return (
       "experts must be [E, n, k] blocked along k, got blocks along dimension"
-      f" {array.axis} of {list(weight.shape)}; transpose the array"
+      f" {array.axis} of {list(shape)}; transpose the array"
     )
-  if reason := selection.refusal(layout, weight):
+  if reason := selection.refusal(layout, decision):
     return reason
   scale = array.global_scale
   if scale is None:
     return ""
   is_per_expert = layout.has_scale_of_each and rank == 3
-  if scale.size not in (1, weight.shape[0] if is_per_expert else 1):
+  if scale.size not in (1, shape[0] if is_per_expert else 1):
     each = " for each expert" if is_per_expert else ""
     return (
       f"layout {layout.name} stores one global scale{each}, got shape"
@@ -296,14 +293,14 @@ def _refusal(
   return ""
 
 
-def _require_one_format(written: Sequence[records.WeightToWrite]) -> None:
-  for weight in written[1:]:
-    if weight.format != written[0].format:
+def _require_one_format(written: Sequence[records.TensorDecision]) -> None:
+  for other in written[1:]:
+    if other.format != written[0].format:
       raise errors.CheckpointError(
         f"{_WHO}: all quantized weights must have the format that config.json"
-        f" names, got {written[0].format} for {written[0].name!r} and"
-        f" {weight.format} for {weight.name!r}; save a .safetensors file, which"
-        " has no config.json"
+        f" names, got {written[0].format} for {written[0].tensor.name!r} and"
+        f" {other.format} for {other.tensor.name!r}; save a .safetensors file,"
+        " which has no config.json"
       )
 
 
@@ -331,9 +328,8 @@ def _require_read_back(
     warnings.simplefilter("ignore")
     entries = loading.load(path).entries
   for decision in decisions:
-    tensor, weight = decision.tensor, decision.weight
+    tensor, format = decision.tensor, decision.format
     entry = entries.get(tensor.name)
-    format = None if weight is None else weight.format
     if entry is None or (entry.format, tuple(entry.shape)) != (
       format,
       tensor.shape,

@@ -95,12 +95,12 @@ def choose(
   ]
   for pattern in rules.include or ():
     of_it = [x for x in found if naming.matches([pattern], x.tensor.name)]
-    if all(x.weight is None for x in of_it):
+    if all(x.format is None for x in of_it):
       raise errors.CheckpointError(
         f"{who}: include={pattern!r} must match a tensor that can be"
         f" quantized, got {of_it[0].tensor.name!r} ({of_it[0].reason})"
       )
-  if all(x.weight is None for x in found):
+  if all(x.format is None for x in found):
     raise errors.CheckpointError(
       f"{who}: none of the {len(found)} tensors can be quantized to {format}"
       f" in layout {layout.name}, the first being {found[0].tensor.name!r}"
@@ -118,12 +118,12 @@ def unquantized_modules(
   """Returns modules whose weights are copied, and the head."""
   decisions = list(decisions)
   quantized = {
-    naming.module_of(x.tensor.name) for x in decisions if x.weight is not None
+    naming.module_of(x.tensor.name) for x in decisions if x.format is not None
   }
   copied = {
     naming.module_of(x.tensor.name)
     for x in decisions
-    if x.weight is None
+    if x.format is None
     and len(x.tensor.shape) > 1
     and not x.tensor.name.endswith("bias")
   }
@@ -140,31 +140,26 @@ def _decide(
   others: Mapping[str, stored.StoredTensor],
 ) -> records.TensorDecision:
   reason = _reason(tensor, rules)
-  if reason:
-    return records.TensorDecision(tensor=tensor, reason=reason)
-  weight = records.WeightToWrite(
-    name=tensor.name,
-    shape=tensor.shape,
-    type_name=tensor.type_name,
-    axis=_axis(tensor, rules),
-    format=format,
+  decision = records.TensorDecision(
+    tensor=tensor, format=format, axis=_axis(tensor, rules)
   )
-  if reason := refusal(layout, weight):
+  if reason := reason or refusal(layout, decision):
     return records.TensorDecision(tensor=tensor, reason=reason)
-  _require_bias_agrees(who, weight, others)
+  _require_bias_agrees(who, decision, others)
   x = jax.ShapeDtypeStruct(tensor.shape, tensor.dtype)
-  array = weights.abstract(layout, format, weight.axis, x)
+  array = weights.abstract(layout, format, decision.axis, x)
   parts = weights.parts(layout, array, tensor.name)
-  return records.TensorDecision(tensor=tensor, weight=weight, parts=parts)
+  return dataclasses.replace(decision, parts=parts)
 
 
-def refusal(layout: records.Layout, weight: records.WeightToWrite) -> str:
+def refusal(layout: records.Layout, decision: records.TensorDecision) -> str:
   """Returns why a layout cannot store a weight, or ""."""
-  format, k = weight.format, weight.shape[weight.axis]
+  format, k = decision.format, decision.tensor.shape[decision.axis]
+  assert format is not None
   may_be_short = format.may_be_short and not format.has_pairs
   if not may_be_short and k % format.block_size:
     return f"k={k} is not a multiple of {format.block_size}"
-  return layout.refusal(weight) or ""
+  return layout.refusal(decision) or ""
 
 
 def _reason(tensor: stored.StoredTensor, rules: SelectionRules) -> str:
@@ -209,27 +204,28 @@ def _axis(tensor: stored.StoredTensor, rules: SelectionRules) -> int:
 
 def _require_bias_agrees(
   who: str,
-  weight: records.WeightToWrite,
+  decision: records.TensorDecision,
   others: Mapping[str, stored.StoredTensor],
 ) -> None:
   """Raises CheckpointError if a bias has k numbers instead of n."""
+  weight, axis = decision.tensor, decision.axis
   if len(weight.shape) != 3:
     return
   base = weight.name.removesuffix("weight")
   for name in (f"{weight.name}_bias", f"{base}bias"):
     bias = others.get(name)
-    other = -3 - weight.axis  # the other of -1 and -2
+    other = -3 - axis  # the other of -1 and -2
     if bias is None or len(bias.shape) != 2:
       continue
-    n, k = weight.shape[other], weight.shape[weight.axis]
+    n, k = weight.shape[other], weight.shape[axis]
     if bias.shape[1] != n and bias.shape[1] == k:
       raise errors.CheckpointError(
         f"{who}: {weight.name!r}: the bias {name!r} of shape"
         f" {list(bias.shape)} must have n numbers, and k is assumed to be"
-        f" dimension {3 + weight.axis} of {list(weight.shape)};"
+        f" dimension {3 + axis} of {list(weight.shape)};"
         + (
           f" pass transposed=[{weight.name!r}] (--transposed)"
-          if weight.axis == -1
+          if axis == -1
           else " leave the weight out of transposed"
         )
       )

@@ -189,7 +189,7 @@ def write_configs(
   They get a quantization if a weight is quantized.
   """
   config = dict(config)
-  found = [x.weight.format for x in decisions if x.weight is not None]
+  found = [x.format for x in decisions if x.format is not None]
   left = selection.unquantized_modules(decisions)
   if found and layout.config is not None:
     config[sources.QUANTIZATION] = layout.config(found[0], left)
@@ -256,7 +256,7 @@ def lay_out(
   decisions = tuple(decisions)
   tensors: list[tuple[str, str, tuple[int, ...], int]] = []
   for decision in decisions:
-    if decision.weight is None:
+    if decision.format is None:
       x = decision.tensor
       tensors.append((x.name, x.type_name, x.logical_shape, x.nbytes))
     for name_of_part, part in decision.parts.items():
@@ -343,7 +343,7 @@ def pieces(
   """
   for decision in shard.decisions:
     tensor = decision.tensor
-    if decision.weight is not None:
+    if decision.format is not None:
       array = jax.tree.map(np.asarray, quantized(decision))
       parts = layout.tensors(tensor.name, array)
       yield from itertools.starmap(_whole, parts.items())

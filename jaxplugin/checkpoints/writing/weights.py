@@ -56,7 +56,7 @@ class Quantizer:
     self._scaled = {
       x.tensor.name: x
       for x in decisions
-      if x.weight is not None and x.weight.format.has_global_scale
+      if x.format is not None and x.format.has_global_scale
     }
     self._scales: dict[tuple[str, ...], np.ndarray] = {}
     self.groups: Mapping[str, tuple[str, ...]] = (
@@ -72,13 +72,12 @@ class Quantizer:
       CheckpointError: If a number is not finite, or if readers would refuse the
         global scale.
     """
-    weight = decision.weight
-    assert weight is not None
-    x = decision.tensor.read()
+    tensor = decision.tensor
+    x = tensor.read()
     if not self._allow_nonfinite:
-      _require_finite(decision.tensor, x)
-    array = quantize(self.layout, weight, x, self._shared(weight.name))
-    require_readable(decision.tensor, array.global_scale, "exclude the weight")
+      _require_finite(tensor, x)
+    array = quantize(self.layout, decision, x, self._shared(tensor.name))
+    require_readable(tensor, array.global_scale, "exclude the weight")
     return array
 
   def _shared(self, name: str) -> np.ndarray | None:
@@ -97,8 +96,7 @@ class Quantizer:
   def _single(self, name: str) -> float | None:
     """Returns the global scale of one weight; None if it is all zeros."""
     decision = self._scaled[name]
-    assert decision.weight is not None
-    array = quantize(self.layout, decision.weight, decision.tensor.read())
+    array = quantize(self.layout, decision, decision.tensor.read())
     codes = np.asarray(array.scale).view(np.uint8)
     if np.isin(codes, _NO_SCALE).all():
       return None
@@ -149,7 +147,7 @@ def abstract(
 
 def quantize(
   layout: records.Layout,
-  weight: records.WeightToWrite,
+  decision: records.TensorDecision,
   x: np.ndarray,
   shared: np.ndarray | None = None,
 ) -> scaled_array.ScaledArray:
@@ -159,10 +157,10 @@ def quantize(
   the reciprocal of an f32: the one nearest to the scale of `jp.quantize`, or to
   the shared global scale.
   """
-  quantized = functools.partial(
-    _quantized, layout, weight.format, weight.axis, x
-  )
-  if not layout.divides or not weight.format.has_global_scale:
+  format = decision.format
+  assert format is not None
+  quantized = functools.partial(_quantized, layout, format, decision.axis, x)
+  if not layout.divides or not format.has_global_scale:
     return quantized(shared)
   if shared is None:
     array = quantized()
