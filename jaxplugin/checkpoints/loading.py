@@ -358,9 +358,10 @@ def _with_kernels(
       case _:
         is_valid = False
     if not is_valid:
-      raise errors.CheckpointError(
-        f"{path}: {KERNELS} must have a shape, contracting dimensions and a"
-        f" dtype for {name!r}, got {error_context.shown(kernel)}"
+      raise errors.fault(
+        path,
+        f"{KERNELS} must have a shape, contracting dimensions and a dtype for"
+        f" {name!r}, got {error_context.shown(kernel)}",
       )
     if name in found and found[name].format is not None:
       found[name] = dataclasses.replace(found[name], kernel=made)
@@ -465,8 +466,8 @@ def load(
   known = layouts.OPEN_LAYOUTS
   if not (layout is None or (isinstance(layout, str) and layout in known)):
     raise ValueError(
-      f"{_WHO}: layout must be None or one of"
-      f" {', '.join(layouts.OPEN_LAYOUTS)}, got {error_context.shown(layout)}"
+      f"{_WHO}: layout must be None or one of {', '.join(known)}, got"
+      f" {error_context.shown(layout)}"
     )
   if requantize is not None:
     requantize = formats.resolve(_WHO, requantize, "requantize")
@@ -491,9 +492,7 @@ def load(
     raise errors.misfit_error(misfits, _REMEDY if entries else "")
   if not entries:
     rest = " but those that skip= matches" if globs else ""
-    raise errors.CheckpointError(
-      f"{path}: a checkpoint must have tensors, got none{rest}"
-    )
+    raise errors.fault(path, f"a checkpoint must have tensors, got none{rest}")
   found = Checkpoint(
     path,
     config,
@@ -608,10 +607,10 @@ def files_of(path: pathlib.Path) -> list[pathlib.Path]:
   )
   if not is_one:
     names = ", ".join(file.name for file in found) or "none of them"
-    raise errors.CheckpointError(
-      f"{path}: a folder must contain one .safetensors.index.json,"
-      f" .safetensors files or one .gguf file, got {names}; pass the path of"
-      " the file"
+    raise errors.fault(
+      path,
+      "a folder must contain one .safetensors.index.json, .safetensors files"
+      f" or one .gguf file, got {names}; pass the path of the file",
     )
   return found
 
@@ -630,9 +629,9 @@ def _open(files: Sequence[pathlib.Path]) -> stored.StoredTensors:
     return found
   count = int(found.metadata.get(gguf_files.SPLIT_COUNT, 1))
   if count > 1 and count != len(files):
-    raise errors.CheckpointError(
-      f"{files[0]}: it is one of {count} files; pass a folder that contains"
-      " only these"
+    raise errors.fault(
+      files[0],
+      f"it is one of {count} files; pass a folder that contains only these",
     )
   return found
 
@@ -644,9 +643,10 @@ def _open_one(file: pathlib.Path) -> stored.StoredTensors:
     return safetensors_files.open_file(file)
   if file.suffix == _GGUF:
     return gguf_files.open_file(file)
-  raise errors.CheckpointError(
-    f"{file}: a checkpoint must be a folder or a file that ends in"
-    f" .safetensors, {safetensors_files.INDEX_SUFFIX} or .gguf"
+  raise errors.fault(
+    file,
+    "a checkpoint must be a folder or a file that ends in .safetensors,"
+    f" {safetensors_files.INDEX_SUFFIX} or .gguf",
   )
 
 

@@ -41,7 +41,7 @@ def matches(patterns: Iterable[str], name: str) -> bool:
   return any(
     fnmatch.fnmatchcase(x, pattern)
     for pattern in patterns
-    for x in (name, name.removesuffix(WEIGHT))
+    for x in (name, base(name))
   )
 
 
@@ -76,7 +76,7 @@ def prefix(name: str) -> str:
 def module_of(weight: str) -> str:
   """Returns the name of a weight's module."""
   if weight.endswith(WEIGHT):
-    return weight.removesuffix(WEIGHT)
+    return base(weight)
   return weight.rpartition(".")[0] or weight
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.checkpoints import (
+  assembly,
   comfyui_marks,
   entries,
   errors,
@@ -174,10 +175,7 @@ def _without_values(
   if not found and not any(x in wrong for x in names):
     return f"its values, {' or '.join(map(repr, names))}, must be there too"
   for values in found:
-    is_wide = jnp.issubdtype(values.dtype, np.floating) and (
-      values.dtype.itemsize > 1
-    )
-    if is_wide and tensor.dtype in entries.SCALE_TYPES:
+    if assembly.is_float(values) and tensor.dtype in entries.SCALE_TYPES:
       return (
         f"its values, {values.name!r}, must be quantized, got"
         f" {values.type_name}{list(values.shape)}"

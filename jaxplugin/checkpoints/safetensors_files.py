@@ -124,10 +124,8 @@ def read_bytes(
     while done < size:
       count = file.readinto(data.data[done:])
       if not count:
-        raise errors.CheckpointError(
-          f"{tensor.file}: {tensor.name!r}: the file must not change while it"
-          " is read, got a shorter one"
-        )
+        rule = "the file must not change while it is read, got a shorter one"
+        raise stored.fault(tensor, rule)
       done += count
   return data
 

@@ -133,9 +133,10 @@ class MappedFile:
   def _bytes(self) -> np.ndarray:
     mapped = np.memmap(self._path, np.uint8, mode="r")
     if mapped.size != self._size:
-      raise errors.CheckpointError(
-        f"{self._path}: it must not change while it is read: it had"
-        f" {self._size} bytes, and now has {mapped.size}"
+      raise errors.fault(
+        self._path,
+        f"it must not change while it is read: it had {self._size} bytes, and"
+        f" now has {mapped.size}",
       )
     return np.asarray(mapped)
 

@@ -360,7 +360,7 @@ def _write(
     if verify:
       place.finished = 0  # a wrong result must not be reused
       norms, nonfinite = _require_equal(
-        _WHO, place.folder, source, result.decisions, quantizer, add
+        place.folder, source, result.decisions, quantizer, add
       )
       result = dataclasses.replace(result, errors=norms, nonfinite=nonfinite)
       place.finished = len(to_write)
@@ -411,7 +411,6 @@ def _write_rest(
 
 
 def _require_equal(
-  who: str,
   folder: pathlib.Path,
   source: sources.SourceCheckpoint,
   decisions: Sequence[records.TensorDecision],
@@ -441,7 +440,7 @@ def _require_equal(
     entry = written.get(name)
     if entry is None or (entry.layout is None) != (decision.format is None):
       raise errors.CheckpointError(
-        f"{who}: {name!r} was not read back from {folder}"
+        f"{_WHO}: {name!r} was not read back from {folder}"
       )
     if decision.format is None:
       _require_same_bytes(decision.tensor, entry.parts[0])

@@ -203,7 +203,7 @@ def _require_finite(tensor: stored.StoredTensor, x: np.ndarray) -> None:
 def _groups(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
   found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
   for name in names:
-    parent, _, leaf = name.removesuffix(naming.WEIGHT).rpartition(".")
+    parent, _, leaf = naming.base(name).rpartition(".")
     if name.endswith(naming.WEIGHT) and leaf in _KINDS:
       found.setdefault((parent, _KINDS[leaf]), []).append(name)
   return {
