@@ -518,29 +518,29 @@ def _own_files() -> frozenset[str]:
   )
 
 
-def is_own(jaxpr: Any) -> bool:
-  """Returns whether a jaxpr, closed or not, is of this package's function."""
-  filename = getattr(jaxpr, "jaxpr", jaxpr).debug_info.func_filename
-  return filename is not None and filename in _own_files()
+# These functions accept a jaxpr, closed or not, and a function in an operation.
 
 
-def is_of_jax(jaxpr: Any) -> bool:
-  """Returns whether a jaxpr is of a JAX function like `jnp.matmul`."""
-  filename = getattr(jaxpr, "jaxpr", jaxpr).debug_info.func_filename
-  return filename is not None and filename.startswith(_jax_directory())
+def is_own(function: Any) -> bool:
+  """Returns whether this package defines a function."""
+  return _file_of(function) in _own_files()
+
+
+def is_of_jax(function: Any) -> bool:
+  """Returns whether JAX defines a function, like `jnp.matmul`."""
+  return _file_of(function).startswith(_jax_directory())
 
 
 def is_relu(function: Any) -> bool:
-  """Returns whether a jaxpr or a function in an operation is `jax.nn.relu`."""
+  """Returns whether a function is `jax.nn.relu`."""
   debug_info = getattr(function, "jaxpr", function).debug_info
   return is_of_jax(function) and debug_info.func_name == "relu"
 
 
-def is_own_function(fun: Any) -> bool:
-  """Returns whether JAX runs a function of this package in an operation."""
-  debug_info = getattr(fun, "debug_info", None)
-  filename = getattr(debug_info, "func_filename", None)
-  return filename is not None and filename in _own_files()
+def _file_of(function: Any) -> str:
+  """Returns the file that defines a function; "" if unknown."""
+  debug_info = getattr(getattr(function, "jaxpr", function), "debug_info", None)
+  return getattr(debug_info, "func_filename", None) or ""
 
 
 def name_scope() -> str:

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import jax
 import numpy as np
-from jax._src import core, dispatch, sharding_impls, xla_bridge
+from jax._src import core, sharding_impls, xla_bridge
 from jax._src import custom_partitioning_sharding_rule as rules
 from jax._src import mesh as mesh_lib
 from jax._src.interpreters import mlir, partial_eval
@@ -140,7 +140,7 @@ _lock: Final = threading.Lock()
 
 partitioned_p = extend_core.Primitive("jaxplugin_partitioned")
 partitioned_p.multiple_results = True
-dispatch.prim_requires_devices_during_lowering.add(partitioned_p)
+jax_private.require_devices_during_lowering(partitioned_p)
 
 
 def _abstract_eval(

@@ -297,7 +297,7 @@ class _Watcher:
     if "subfuns" in params:
       self._dots.known.refuse_inside(primitive, args)
       functions = params["subfuns"]
-      if not jax_private.is_own_function(functions[0]):
+      if not jax_private.is_own(functions[0]):
         dots = dots.for_functions(primitive.name)
         functions = tuple(
           binding_private.wrapped(
@@ -352,6 +352,6 @@ def _has_rule(primitive: Any, params: dict[str, Any]) -> bool:
   if primitive.name not in calls.CUSTOM_RULES:
     return calls.any_contains(params, calls.CUSTOM_RULES)
   return not any(
-    jax_private.is_own_function(f) or jax_private.is_relu(f)
+    jax_private.is_own(f) or jax_private.is_relu(f)
     for f in (params.get("subfuns") or ())[:1]
   )

@@ -104,7 +104,7 @@ class _InterceptingTrace(binding_private.PassingTrace):
     return out
 
   def inside(self, primitive, args, *functions):
-    if jax_private.is_own_function(functions[0]):
+    if jax_private.is_own(functions[0]):
       self.interceptor.note_own(functions[0], args)
       return functions
     return [
