@@ -65,7 +65,7 @@ def find(
     name: the platform. None is JAX's default platform.
     isa: the instruction set to limit XLA and the CPU kernels to, before JAX has
       devices. NumPy is not limited.
-    who: the command, for errors about `isa`.
+    who: the command, for errors.
 
   Raises:
     ValueError: If JAX has no such device, the device is not a CPU or GPU, or
@@ -81,12 +81,12 @@ def find(
   except RuntimeError as error:
     here = ", ".join(sorted({d.platform for d in jax.local_devices()}))
     raise ValueError(
-      f"bench: JAX has no {name} device, only {here} ({error}); for a GPU"
+      f"{who}: JAX has no {name} device, only {here} ({error}); for a GPU"
       " install jaxplugin[cuda13]"
     ) from error
   if device.platform not in PLATFORMS:
     raise ValueError(
-      f"bench: cannot measure on {device.platform}; pass --platform cpu"
+      f"{who}: cannot measure on {device.platform}; pass --platform cpu"
     )
   if device.platform == "cpu":
     target = targets.detect_target("cpu")

@@ -43,6 +43,15 @@ class CacheTest(parameterized.TestCase):
     self.assertEqual(devices.gpu_cache_bytes(target), (126 << 20, "the target"))
 
 
+class FindTest(absltest.TestCase):
+  def test_errors_name_the_command(self):
+    with (
+      absltest.mock.patch.object(devices, "PLATFORMS", ()),
+      self.assertRaisesRegex(ValueError, "^tune: cannot measure on cpu"),
+    ):
+      devices.find("cpu", who="tune")
+
+
 class EnvironmentTest(absltest.TestCase):
   def test_says_where_and_with_what(self):
     found = devices.environment(devices.find("cpu"))

@@ -284,13 +284,11 @@ def _parse_row(item: str) -> BenchRow:
   return row
 
 
-def parse_sizes(option: str, text: str) -> tuple[int, ...]:
-  """Returns the positive integers of a comma-separated list."""
-  items = _items(option, text)
+def parse_m(text: str) -> tuple[int, ...]:
+  """Returns the positive integers of a comma-separated list, for `--m`."""
+  items = _items("--m", text)
   if not all(item.isdecimal() and int(item) > 0 for item in items):
-    raise ValueError(
-      f"{option} must be positive integers as 1,4,16, got {text!r}"
-    )
+    raise ValueError(f"--m must be positive integers as 1,4,16, got {text!r}")
   return tuple(map(int, items))
 
 

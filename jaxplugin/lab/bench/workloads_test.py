@@ -99,7 +99,7 @@ class RowsTest(parameterized.TestCase):
   @parameterized.parameters("1,x", "0", "-1", "1.5")
   def test_bad_sizes_are_named(self, text):
     with self.assertRaisesRegex(ValueError, "--m must be positive integers"):
-      workloads.parse_sizes("--m", text)
+      workloads.parse_m(text)
 
 
 class PairsTest(parameterized.TestCase):

@@ -187,7 +187,7 @@ def _measure(args: argparse.Namespace, path: str | None) -> results.BenchRun:
     value = getattr(args, name)
     if value is not None and not value > 0:
       raise ValueError(f"bench: --{name} must be above 0, got {value}")
-  m = None if args.m is None else workloads.parse_sizes("--m", args.m)
+  m = None if args.m is None else workloads.parse_m(args.m)
   pairs = None
   if args.formats is not None:
     pairs = workloads.parse_pairs(arguments.short_dtypes(args.formats))

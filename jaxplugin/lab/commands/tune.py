@@ -276,7 +276,7 @@ def _workload(
         files.read(args.module), target, strict=args.strict
       )
     )
-  m = None if args.m is None else workloads.parse_sizes("--m", args.m)
+  m = None if args.m is None else workloads.parse_m(args.m)
   pairs = None
   if args.formats is not None:
     pairs = workloads.parse_pairs(arguments.short_dtypes(args.formats))

@@ -208,9 +208,7 @@ def row_of(
 
   found = [measured(c) for c in listed.candidates if c.key in ratios]
   default, *others = found  # the default is the first candidate
-  others.sort(
-    key=lambda c: (c.median_us, c.implementation, records.order(c.config))
-  )
+  others.sort(key=records.pace)
   # A row has the default and the fastest other candidates.
   kept = others[: records.MAX_CANDIDATES - 1]
   return records.row_of(fields, [default, *kept], default)

@@ -187,7 +187,7 @@ class Pool:
 
   def submit(self, job: Job) -> futures.Future[JobOutcome]:
     """Runs a job after all jobs that were submitted before."""
-    return self._threads.submit(self._run, job)
+    return self._threads.submit(tried, job, self._run_once)
 
   def run(self, jobs: Sequence[Job]) -> list[JobOutcome]:
     """Runs jobs. Returns their outcomes in the order of the jobs.
@@ -200,9 +200,6 @@ class Pool:
     except BaseException:
       self.stop()
       raise
-
-  def _run(self, job: Job) -> JobOutcome:
-    return tried(job, self._run_once)
 
   def _run_once(self, job: Job) -> JobOutcome:
     process: _Process | None = getattr(self._of_thread, "process", None)
