@@ -214,7 +214,7 @@ def _run(args: argparse.Namespace) -> int:
           f" {', '.join(unknown)}"
         )
       work = workload.of_operations(work, operations)
-    work = store.one_a_bucket(work)
+    work = workload.one_a_bucket(work)
   for text in work.left_out:
     console.show([f"tune: left out: {text}"], sys.stderr)
   if not work.items:

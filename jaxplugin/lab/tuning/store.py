@@ -12,7 +12,6 @@ system releases the lock when the process ends.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import datetime
@@ -29,9 +28,7 @@ from typing import Any, Final
 
 from jaxplugin.core import atomic_files, strict_json, targets
 from jaxplugin.lab.bench import devices
-from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.operations import operation as operation_lib
-from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.tables import reading, records, resolution
 
 LOCK_SECONDS: Final = 60.0  # a merge takes milliseconds
@@ -330,30 +327,3 @@ class Store:
       dataclasses.asdict(self._header.device),
     )
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
-
-
-def one_a_bucket(work: workload.Workload) -> workload.Workload:
-  """Returns the workload with only the largest problem of each bucket."""
-  found: dict[object, list[tuple[int, workload.Item]]] = (
-    collections.defaultdict(list)
-  )
-  for number, item in enumerate(work.items):
-    operation = registry.of(item.problem).operation
-    fields = operation.fields_of(item.problem)
-    if fields is None:
-      found[number].append((0, item))
-      continue
-    size = dict(fields)[records.BUCKETED]
-    assert isinstance(size, int)
-    key = operation.name, records.key_of(fields)
-    found[key].append((size, item))
-  items, left_out = [], list(work.left_out)
-  for group in found.values():
-    size, largest = max(group, key=lambda pair: pair[0])
-    items.append(largest)
-    left_out += (
-      f"{item.problem}: m={size} stands for its bucket"
-      for _, item in group
-      if item is not largest
-    )
-  return workload.Workload(items=tuple(items), left_out=tuple(left_out))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from jaxplugin.explanation import diagnostics, report
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.tuning.operations import operation, registry
 from jaxplugin.ragged import api as ragged_api
+from jaxplugin.tables import records
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,6 +157,31 @@ def of_operations(work: Workload, names: Sequence[str]) -> Workload:
     if item not in items
   ]
   return Workload(items=tuple(items), left_out=(*work.left_out, *left_out))
+
+
+def one_a_bucket(work: Workload) -> Workload:
+  """Returns the workload with only the largest problem of each bucket."""
+  found: dict[object, list[tuple[int, Item]]] = collections.defaultdict(list)
+  for number, item in enumerate(work.items):
+    described = registry.of(item.problem).operation
+    fields = described.fields_of(item.problem)
+    if fields is None:
+      found[number].append((0, item))
+      continue
+    size = dict(fields)[records.BUCKETED]
+    assert isinstance(size, int)
+    key = described.name, records.key_of(fields)
+    found[key].append((size, item))
+  items, left_out = [], list(work.left_out)
+  for group in found.values():
+    size, largest = max(group, key=lambda pair: pair[0])
+    items.append(largest)
+    left_out += (
+      f"{item.problem}: m={size} stands for its bucket"
+      for _, item in group
+      if item is not largest
+    )
+  return Workload(items=tuple(items), left_out=tuple(left_out))
 
 
 def _unique(items: Sequence[Item], left_out: Sequence[str]) -> Workload:
