@@ -436,7 +436,6 @@ def measure_rows(
   A row is left out if it would end after `deadline`, a time of
   `time.monotonic`, by taking as long as the longest row so far.
   """
-  assert found.ceilings is not None
   longest = 0.0
   with (
     progress.shown(

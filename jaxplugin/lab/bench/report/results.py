@@ -131,7 +131,7 @@ class BenchRun:
 
   command: tuple[str, ...]  # the arguments of the command
   environment: dict[str, Any]  # the result of `devices.environment`
-  ceilings: roofline.Ceilings | None  # None if no row needs them
+  ceilings: roofline.Ceilings
   rows: tuple[RowResult, ...] = ()  # those measured so far
   left_out: tuple[str, ...] = ()  # rows that did not fit in the budget
   schema: int = SCHEMA
@@ -157,8 +157,6 @@ def with_fractions(run: BenchRun) -> BenchRun:
   The fractions of all rows then refer to the same limits.
   """
   ceilings = run.ceilings
-  if ceilings is None:
-    return run
 
   def updated(result: VariantResult) -> VariantResult:
     if result.time is None:
@@ -192,10 +190,9 @@ def joined(earlier: BenchRun, run: BenchRun) -> BenchRun:
         f"bench: --append needs a file of the same {name}, got {before}, this"
         f" is {now}; write to another file"
       )
-  ceilings = run.ceilings or earlier.ceilings
-  if ceilings is not None and earlier.ceilings is not None:
-    for name in (*roofline.NAMES, "int8"):
-      ceilings = ceilings.raised(name, getattr(earlier.ceilings, name))
+  ceilings = run.ceilings
+  for name in (*roofline.NAMES, "int8"):
+    ceilings = ceilings.raised(name, getattr(earlier.ceilings, name))
   return with_fractions(
     dataclasses.replace(run, rows=earlier.rows, ceilings=ceilings)
   )
@@ -244,13 +241,12 @@ def read(path: str | os.PathLike[str]) -> BenchRun:
 
 
 def _run(data: dict[str, Any]) -> BenchRun:
-  ceilings = data["ceilings"]
   data.pop("startup", None)  # earlier versions measured it
   return BenchRun(
     **{
       **data,
       "command": tuple(data["command"]),
-      "ceilings": ceilings and roofline.Ceilings(**ceilings),
+      "ceilings": roofline.Ceilings(**data["ceilings"]),
       "rows": tuple(map(_row, data["rows"])),
       "left_out": tuple(data["left_out"]),
     }

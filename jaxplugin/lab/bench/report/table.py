@@ -37,9 +37,7 @@ mapped. The package chooses what has a *. "error": norm of the error / norm of
 the result, from f32 activations and the variant's own dequantized weights."""
 
 
-def header(
-  environment: dict[str, Any], ceilings: roofline.Ceilings | None
-) -> str:
+def header(environment: dict[str, Any], ceilings: roofline.Ceilings) -> str:
   """Returns lines about the device, versions and ceilings."""
   versions = environment["versions"]
   named = [
@@ -53,16 +51,16 @@ def header(
     environment["instruction_set"] or "",
     f"cuDNN {environment['cudnn']}" if environment["cudnn"] else "",
   ]
-  lines = [
-    ", ".join(filter(None, details)),
-    ", ".join([*named, f"Python {environment['python']}"]),
-    f"inputs rotated past a last-level cache of"
-    f" {environment['cache_bytes'] / (1 << 20):.0f} MiB"
-    f" ({environment['cache_source']})",
-  ]
-  if ceilings is not None:
-    lines.append(_ceilings(ceilings))
-  return "\n".join(lines)
+  return "\n".join(
+    (
+      ", ".join(filter(None, details)),
+      ", ".join([*named, f"Python {environment['python']}"]),
+      f"inputs rotated past a last-level cache of"
+      f" {environment['cache_bytes'] / (1 << 20):.0f} MiB"
+      f" ({environment['cache_source']})",
+      _ceilings(ceilings),
+    )
+  )
 
 
 def _ceilings(ceilings: roofline.Ceilings) -> str:
