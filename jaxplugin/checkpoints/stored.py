@@ -39,8 +39,7 @@ class StoredTensor:
     type_name: the file's word for its dtype, "BF16".
     dtype, shape: dtype and shape of the array that `read` returns.
     read: returns the array, a view of the mapped file.
-    begin: offset of its first byte in the file; None if its bytes are not
-      contiguous.
+    begin: offset of its first byte in the file; None for an array in memory.
     values_shape: the shape of its values; None if it is `shape`.
     refusal: why `read` raises CheckpointError, "" if it does not.
   """

@@ -25,7 +25,7 @@ from jaxplugin.runtime import cpu_library
 
 # Packages that change the code of a device's part.
 _DISTRIBUTIONS: Final = (
-  *("jax", "jaxlib", "numpy", "ml_dtypes"),
+  *("jaxplugin", "jax", "jaxlib", "numpy", "ml_dtypes"),
   *("jax-triton", "triton", "nvidia-cuda-nvcc"),
   *("cuda-tile", "nvidia-cuda-tileiras"),
 )
@@ -87,20 +87,19 @@ def variables(environment: Mapping[str, str]) -> tuple[Any, ...]:
 
 
 @functools.cache
-def _versions() -> tuple[Any, ...]:
-  """Returns versions of packages, and the digest of the C++ sources."""
+def _versions() -> tuple[tuple[str, str | None], ...]:
   return (
-    cpu_library.sources_digest(),
     *((name, version(name)) for name in _DISTRIBUTIONS),
+    ("cpu kernels", cpu_library.sources_digest()),
   )
 
 
 def versions() -> dict[str, str | None]:
-  """Returns the version of each package that changes results, by name."""
-  names = ("jaxplugin", *_DISTRIBUTIONS)
-  return {name: version(name) for name in names} | {
-    "cpu kernels": cpu_library.sources_digest()
-  }
+  """Returns the version of each package that changes results, by name.
+
+  The version of "cpu kernels" is the digest of the C++ sources.
+  """
+  return dict(_versions())
 
 
 def version(distribution: str) -> str | None:
