@@ -1,17 +1,15 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Errors and warnings about checkpoints, and checks of paths."""
+"""Errors and warnings about checkpoints, and opening their files."""
 
 from __future__ import annotations
 
-import os
 import pathlib
 import stat
 from collections.abc import Mapping
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from jaxplugin.checkpoints import names
-from jaxplugin.core import error_context
 
 
 class CheckpointError(ValueError):
@@ -23,15 +21,6 @@ class CheckpointError(ValueError):
 
 # Errors of a weight whose parts do not fit each other.
 REFUSALS: Final = (CheckpointError, TypeError, NotImplementedError)
-
-
-def require_path(who: str, name: str, path: Any) -> None:
-  """Raises TypeError, of `who`, unless an argument can be a path."""
-  if not isinstance(path, (str, os.PathLike)):
-    raise TypeError(
-      f"{who}: {name} must be a path, a string or an os.PathLike, got"
-      f" {error_context.shown(path)}"
-    )
 
 
 def fault(path: pathlib.Path, rule: str) -> CheckpointError:

@@ -456,7 +456,7 @@ def load(
     >>> print(type(up).__name__, up.format, up.shape)
     ScaledArray nvfp4 (32, 64)
   """
-  errors.require_path(_WHO, "path", path)
+  error_context.require_path(_WHO, "path", path)
   globs = naming.globs(_WHO, "skip", skip)
   if not (check is None or (isinstance(check, str) and check in _CHECKS)):
     raise ValueError(

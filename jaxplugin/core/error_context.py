@@ -14,6 +14,7 @@ import contextlib
 import contextvars
 import difflib
 import operator
+import os
 import re
 import reprlib
 import sys
@@ -128,6 +129,15 @@ def require_bool(who: str, name: str, value: Any) -> None:
   """Raises TypeError unless a value is a Python or NumPy bool."""
   if not isinstance(value, (bool, np.bool_)):
     raise TypeError(f"{who}: {name} must be True or False, got {shown(value)}")
+
+
+def require_path(who: str, name: str, value: Any) -> None:
+  """Raises TypeError unless a value can be a path."""
+  if not isinstance(value, (str, os.PathLike)):
+    raise TypeError(
+      f"{who}: {name} must be a path, a string or an os.PathLike, got"
+      f" {shown(value)}"
+    )
 
 
 def public_module(module: str, names: Sequence[str]) -> None:

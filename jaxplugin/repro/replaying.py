@@ -194,11 +194,7 @@ def replay(path: str | os.PathLike[str], *, seed: int = 0) -> Replay:
     >>> print(str(jp.repro.replay("codes.zip")).splitlines()[-1])
     No call of 1 is wrong.
   """
-  if not isinstance(path, (str, os.PathLike)):
-    raise TypeError(
-      f"replay: path must be a string or an os.PathLike, got"
-      f" {error_context.shown(path)}"
-    )
+  error_context.require_path("replay", "path", path)
   seed = error_context.require_integer("replay", "seed", seed)
   repro, program, reference = _opened(path)
   with repro_files.reading(pathlib.Path(path)):

@@ -309,6 +309,14 @@ class SaveTest(ReproTestCase):
       jp.repro.save(self.path, fn, x, **options)
     self.assertFalse(pathlib.Path(self.path).exists())
 
+  def test_paths_are_checked(self):
+    for name, call in (
+      ("save", lambda: jp.repro.save(3, jp.quantize, X, "mxfp8")),
+      ("replay", lambda: jp.repro.replay(3)),
+    ):
+      with self.assertRaisesRegex(TypeError, f"^{name}: path must be .* got 3"):
+        call()
+
   def test_types_of_keys_and_donated_arrays_have_no_statistics(self):
     def function(key, x):
       return jp.linear(x + jax.random.normal(key, x.shape), WEIGHTS[0])

@@ -76,11 +76,7 @@ def save(
     >>> print(jp.repro.replay("dot.zip").first_wrong)
     None
   """
-  if not isinstance(path, (str, os.PathLike)):
-    raise TypeError(
-      f"save: path must be a string or an os.PathLike, got"
-      f" {error_context.shown(path)}"
-    )
+  error_context.require_path("save", "path", path)
   error_context.require_function("save", fn)
   error_context.require_bool("save", "data", data)
   error_context.require_bool("save", "names", names)

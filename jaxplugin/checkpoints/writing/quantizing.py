@@ -36,7 +36,7 @@ from jaxplugin.checkpoints import (
 )
 from jaxplugin.checkpoints import names as naming
 from jaxplugin.checkpoints.writing import selection, sources, staging, weights
-from jaxplugin.core import formats
+from jaxplugin.core import error_context, formats
 from jaxplugin.printing import console
 from jaxplugin.printing import progress as printing
 from jaxplugin.quantization import dequantization
@@ -272,8 +272,8 @@ def quantize(
     >>> print(done.errors)
     {'up.weight': 0.0}
   """
-  errors.require_path(_WHO, "source", source)
-  errors.require_path(_WHO, "target", target)
+  error_context.require_path(_WHO, "source", source)
+  error_context.require_path(_WHO, "target", target)
   format = formats.resolve(_WHO, format)
   found = layouts.find_written(_WHO, layout)
   layouts.require_format(_WHO, found, format)

@@ -82,7 +82,7 @@ def save(
     >>> jp.checkpoints.load("saved.safetensors")["up.weight"].shape
     (32, 64)
   """
-  errors.require_path(_WHO, "path", path)
+  error_context.require_path(_WHO, "path", path)
   target = pathlib.Path(path)
   is_file = target.suffix == loading.SAFETENSORS
   found = layouts.find_written(_WHO, layout)
