@@ -387,7 +387,7 @@ class SelectionTest(Case):
     done = self.quantize(
       source or self.folder(), format, dry_run=True, **options
     )
-    taken = [x.tensor.name for x in done.decisions if x.weight]
+    taken = [x.tensor.name for x in done.decisions if x.format]
     return taken, {x.tensor.name: x.reason for x in done.decisions}
 
   def test_reasons_are_told(self):
