@@ -5,11 +5,9 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import os
 import pathlib
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -20,12 +18,11 @@ import jax.numpy as jnp
 from jaxplugin.arrays import quantized_weight, scaled_array
 from jaxplugin.checkpoints import (
   assembly,
+  checkpoint_files,
   errors,
-  gguf_files,
   layouts,
   recognition,
   records,
-  safetensors_files,
   stored,
 )
 from jaxplugin.checkpoints import names as naming
@@ -36,34 +33,13 @@ from jaxplugin.printing import progress as printing
 from jaxplugin.quantization import api as quantization
 
 _WHO: Final = "checkpoints.load"
-SAFETENSORS: Final = ".safetensors"
 _NEAR_GLOB: Final = 0.3  # a glob has only a part of the name
-_GGUF: Final = ".gguf"
-_FILES: Final = (SAFETENSORS, _GGUF, ".json")
-# Owner and name of a repository of Hugging Face.
-_REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
-# One of several files that gguf-split wrote.
-_SPLIT: Final = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf$")
 _CHECKS: Final = ("numbers",)
 # A key of a header's metadata. Its value describes `QuantizedWeight`s as JSON:
 # {"params.kernel": [kernel_shape, contracting, dtype]}.
 KERNELS: Final = "jaxplugin.kernels"
 _REMEDY: Final = (
   "strict=False reads the other tensors, and skip= leaves out those it matches"
-)
-_MLX: Final = "quantization"  # the key of MLX's config.json
-# Descriptions of a folder's quantization: the file, its object, and the keys.
-_CONFIGS: Final = (
-  ("hf_quant_config.json", "quantization", ("quant_algo",)),
-  (
-    "config.json",
-    "quantization_config",
-    (
-      *("quant_method", "quant_algo", "format", "checkpoint_format"),
-      "expert_dtype",
-    ),
-  ),
-  ("config.json", _MLX, ("mode", "bits", "group_size")),
 )
 
 
@@ -472,10 +448,9 @@ def load(
   if requantize is not None:
     requantize = formats.resolve(_WHO, requantize, "requantize")
   path = pathlib.Path(path)
-  files = files_of(path)
-  source = _open(files)
-  folder = path if path.is_dir() else path.parent
-  config, mlx = ("", {}) if files[0].suffix == _GGUF else _config(folder)
+  files = checkpoint_files.paths_of(path)
+  source = checkpoint_files.open_all(files)
+  config, mlx = checkpoint_files.read_config(files)
   entries, misfits = recognition.recognize(source, layout, config, mlx)
   entries = _with_kernels(path, entries, source.metadata.get(KERNELS, "{}"))
   for text in _unmatched(globs, entries, misfits, requantize):
@@ -500,7 +475,7 @@ def load(
     global_scale_range,
     is_strict=strict,
     misfits=misfits,
-    unread=_unread(path, files, source),
+    unread=checkpoint_files.unread(path, files, source),
     requantize=requantize,
   )
   if awq := [x for x in entries.values() if x.pre_quant_scale]:
@@ -576,116 +551,3 @@ def _unmatched(
 def _is_skipped(globs: Sequence[str], entry: records.Entry) -> bool:
   names = (entry.name, entry.parts[0].name)
   return any(naming.matches(globs, name) for name in names)
-
-
-def files_of(path: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files to open: one, or several of safetensors or of GGUF.
-
-  Raises:
-    FileNotFoundError: If the path does not exist.
-    CheckpointError: If a folder has no such file, or several checkpoints.
-  """
-  if not path.exists():
-    message = "no such file or directory"
-    if _REPOSITORY.fullmatch(str(path)) and path.suffix not in _FILES:
-      message += (
-        "; for a repository of Hugging Face, pass the folder that"
-        " huggingface_hub.snapshot_download returns"
-      )
-    raise FileNotFoundError(errno.ENOENT, message, str(path))
-  if not path.is_dir():
-    return [path]
-  for pattern in (f"*{safetensors_files.INDEX_SUFFIX}", f"*{SAFETENSORS}"):
-    if found := sorted(path.glob(pattern)):
-      break
-  else:
-    found = sorted(path.glob(f"*{_GGUF}"))
-  is_one = (
-    len(found) == 1
-    or (found and found[0].suffix == SAFETENSORS)
-    or _are_one_split(found)
-  )
-  if not is_one:
-    names = ", ".join(file.name for file in found) or "none of them"
-    raise errors.fault(
-      path,
-      "a folder must contain one .safetensors.index.json, .safetensors files"
-      f" or one .gguf file, got {names}; pass the path of the file",
-    )
-  return found
-
-
-def _are_one_split(files: Sequence[pathlib.Path]) -> bool:
-  """Returns whether gguf-split wrote these files, and none is missing."""
-  parts = [_SPLIT.match(file.name) for file in files]
-  return len({x and (x[1], int(x[2])) for x in parts}) == 1 and all(
-    x is not None and int(x[2]) == len(files) for x in parts
-  )
-
-
-def _open(files: Sequence[pathlib.Path]) -> stored.StoredTensors:
-  found = stored.joined({str(file): _open_one(file) for file in files})
-  if files[0].suffix != _GGUF:
-    return found
-  count = int(found.metadata.get(gguf_files.SPLIT_COUNT, 1))
-  if count > 1 and count != len(files):
-    raise errors.fault(
-      files[0],
-      f"it is one of {count} files; pass a folder that contains only these",
-    )
-  return found
-
-
-def _open_one(file: pathlib.Path) -> stored.StoredTensors:
-  if file.name.endswith(safetensors_files.INDEX_SUFFIX):
-    return safetensors_files.open_index(file)
-  if file.suffix == SAFETENSORS:
-    return safetensors_files.open_file(file)
-  if file.suffix == _GGUF:
-    return gguf_files.open_file(file)
-  raise errors.fault(
-    file,
-    "a checkpoint must be a folder or a file that ends in .safetensors,"
-    f" {safetensors_files.INDEX_SUFFIX} or .gguf",
-  )
-
-
-def _unread(
-  path: pathlib.Path,
-  files: Sequence[pathlib.Path],
-  source: stored.StoredTensors,
-) -> list[str]:
-  """Returns the names of a folder's files of weights that were not opened."""
-  if not path.is_dir():
-    return []
-  opened = {*map(str, files), *(x.file for x in source.tensors.values())}
-  return sorted(
-    file.name
-    for suffix in (SAFETENSORS, _GGUF)
-    for file in path.glob(f"*{suffix}")
-    if str(file) not in opened
-  )
-
-
-def _config(folder: pathlib.Path) -> tuple[str, dict[str, Any]]:
-  """Returns the quantization in a folder's configurations.
-
-  Returns:
-    A description for messages, "" without a quantization, and the object of
-    MLX, {} without one.
-  """
-  found, mlx = [], {}
-  for file, key, words in _CONFIGS:
-    path = folder / file
-    if path.is_file():
-      section = stored.read_object(path).get(key)
-      if isinstance(section, dict):
-        if (file, key) == ("config.json", _MLX):
-          mlx = section
-        values = [f"{w} {section[w]}" for w in words if section.get(w)]
-        found.append(
-          f"{file} says {', '.join(values)}"
-          if values
-          else f"{file} has a {key}"
-        )
-  return "; ".join(found), mlx

@@ -27,6 +27,7 @@ import numpy as np
 
 from jaxplugin.checkpoints import errors, stored
 
+SUFFIX: Final = ".safetensors"
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 SIZE_BYTES: Final = 8
 METADATA: Final = "__metadata__"
@@ -198,7 +199,7 @@ def _beside(path: pathlib.Path, file: str) -> str:
   if (
     pathlib.PurePath(file).name != file
     or "\\" in file
-    or not file.endswith(".safetensors")
+    or not file.endswith(SUFFIX)
   ):
     raise errors.fault(
       path,

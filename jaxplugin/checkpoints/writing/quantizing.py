@@ -26,7 +26,6 @@ from jaxplugin.checkpoints import (
   assembly,
   errors,
   layouts,
-  loading,
   named_scales,
   numbers,
   recognition,
@@ -316,7 +315,7 @@ def _require_target(
   source: sources.SourceCheckpoint, target: pathlib.Path
 ) -> None:
   """Raises CheckpointError if the target exists or has the wrong kind."""
-  if (target.suffix == loading.SAFETENSORS) == source.is_folder:
+  if (target.suffix == safetensors_files.SUFFIX) == source.is_folder:
     kind = "a folder" if source.is_folder else "a .safetensors file"
     raise errors.CheckpointError(
       f"{_WHO}: the target must be {kind}, as {source.path} is, got {target}"

@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxplugin.arrays import quantized_weight, scaled_array
 from jaxplugin.checkpoints import (
+  checkpoint_files,
   entries,
   errors,
   layouts,
@@ -27,7 +28,7 @@ from jaxplugin.checkpoints import (
   safetensors_files,
   stored,
 )
-from jaxplugin.checkpoints.writing import selection, sources, staging, weights
+from jaxplugin.checkpoints.writing import selection, staging, weights
 from jaxplugin.core import error_context
 from jaxplugin.printing import progress as printing
 
@@ -84,7 +85,7 @@ def save(
   """
   error_context.require_path(_WHO, "path", path)
   target = pathlib.Path(path)
-  is_file = target.suffix == loading.SAFETENSORS
+  is_file = target.suffix == safetensors_files.SUFFIX
   found = layouts.find_written(_WHO, layout)
   if not (config is None or isinstance(config, Mapping)):
     raise TypeError(
@@ -128,7 +129,7 @@ def save(
       staging.write(file, shard, pieces)
       if not is_file:
         given = dict(config or {})
-        given.pop(sources.QUANTIZATION, None)
+        given.pop(checkpoint_files.QUANTIZATION, None)
         staging.write_configs(place.folder, given, found, decisions)
       _require_read_back(file if is_file else place.folder, decisions)
       place.finish(shard.name if is_file else None)

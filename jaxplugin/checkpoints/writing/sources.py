@@ -14,23 +14,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from jaxplugin.checkpoints import (
+  checkpoint_files,
   errors,
-  loading,
   recognition,
   safetensors_files,
   stored,
 )
 
-CONFIG: Final = "config.json"
-QUANTIZATION: Final = "quantization_config"
-QUANT_CONFIG: Final = "hf_quant_config.json"
 # Weights in other formats, which would not match the quantized ones.
 OTHER_WEIGHTS: Final = (
   *(".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".onnx", ".msgpack"),
   ".npz",
 )
-_WEIGHT_FILES: Final = (loading.SAFETENSORS, *OTHER_WEIGHTS)
-_REPLACED: Final = (CONFIG, QUANT_CONFIG)
+_WEIGHT_FILES: Final = (safetensors_files.SUFFIX, *OTHER_WEIGHTS)
+_REPLACED: Final = (checkpoint_files.CONFIG, checkpoint_files.QUANT_CONFIG)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,7 +88,7 @@ def open_source(who: str, path: pathlib.Path) -> SourceCheckpoint:
     OSError: If a file cannot be read.
     CheckpointError: If a file breaks a rule, or a weight is quantized already.
   """
-  files = loading.files_of(path)
+  files = checkpoint_files.paths_of(path)
   index = None
   if files[0].name.endswith(safetensors_files.INDEX_SUFFIX):
     index = files[0]
@@ -100,14 +97,14 @@ def open_source(who: str, path: pathlib.Path) -> SourceCheckpoint:
       raise errors.misfit_error(wrong)
     names = dict.fromkeys(safetensors_files.read_weight_map(index).values())
     files = [index.parent / name for name in names]
-  if not all(file.suffix == loading.SAFETENSORS for file in files):
+  if not all(file.suffix == safetensors_files.SUFFIX for file in files):
     raise errors.CheckpointError(
       f"{who}: the source must be safetensors files, got {files[0]}"
     )
   shards = {
     file.name: unmapped(safetensors_files.open_file(file)) for file in files
   }
-  config_file = files[0].parent / CONFIG
+  config_file = files[0].parent / checkpoint_files.CONFIG
   config = None
   if config_file.is_file():
     config = stored.read_object(config_file)
@@ -130,10 +127,10 @@ def _require_plain(
   config: Mapping[str, Any] | None,
 ) -> None:
   """Raises CheckpointError if a weight is quantized already."""
-  if config is not None and config.get(QUANTIZATION):
+  if config is not None and config.get(checkpoint_files.QUANTIZATION):
     raise errors.CheckpointError(
-      f"{who}: {config_file} has a {QUANTIZATION}, so its weights are already"
-      " quantized; pass the unquantized checkpoint"
+      f"{who}: {config_file} has a {checkpoint_files.QUANTIZATION}, so its"
+      " weights are already quantized; pass the unquantized checkpoint"
     )
   together = stored.joined(
     {str(config_file.parent / name): x for name, x in shards.items()}

@@ -24,7 +24,13 @@ import jax
 import numpy as np
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.checkpoints import errors, records, safetensors_files, stored
+from jaxplugin.checkpoints import (
+  checkpoint_files,
+  errors,
+  records,
+  safetensors_files,
+  stored,
+)
 from jaxplugin.checkpoints.writing import selection, sources
 from jaxplugin.core import atomic_files
 
@@ -192,11 +198,11 @@ def write_configs(
   found = [x.format for x in decisions if x.format is not None]
   left = selection.unquantized_modules(decisions)
   if found and layout.config is not None:
-    config[sources.QUANTIZATION] = layout.config(found[0], left)
-  write_json(folder / sources.CONFIG, config)
+    config[checkpoint_files.QUANTIZATION] = layout.config(found[0], left)
+  write_json(folder / checkpoint_files.CONFIG, config)
   if found and layout.quant_config is not None:
     quant_config = layout.quant_config(found[0], left)
-    write_json(folder / sources.QUANT_CONFIG, quant_config)
+    write_json(folder / checkpoint_files.QUANT_CONFIG, quant_config)
 
 
 def copy_file(source: pathlib.Path, target: pathlib.Path) -> None:

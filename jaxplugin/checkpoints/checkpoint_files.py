@@ -1,0 +1,168 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Finds and opens the files of a checkpoint, and reads its configurations."""
+
+from __future__ import annotations
+
+import errno
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from jaxplugin.checkpoints import (
+  errors,
+  gguf_files,
+  safetensors_files,
+  stored,
+)
+
+CONFIG: Final = "config.json"
+QUANTIZATION: Final = "quantization_config"  # a key of config.json
+QUANT_CONFIG: Final = "hf_quant_config.json"
+_GGUF: Final = ".gguf"
+_FILES: Final = (safetensors_files.SUFFIX, _GGUF, ".json")
+# Owner and name of a repository of Hugging Face.
+_REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
+# One of several files that gguf-split wrote.
+_SPLIT: Final = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf$")
+_MLX: Final = "quantization"  # the key of MLX's config.json
+# Descriptions of a folder's quantization: the file, its object, and the keys.
+_CONFIGS: Final = (
+  (QUANT_CONFIG, "quantization", ("quant_algo",)),
+  (
+    CONFIG,
+    QUANTIZATION,
+    (
+      *("quant_method", "quant_algo", "format", "checkpoint_format"),
+      "expert_dtype",
+    ),
+  ),
+  (CONFIG, _MLX, ("mode", "bits", "group_size")),
+)
+
+
+def paths_of(path: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the files to open: one, or several of safetensors or of GGUF.
+
+  Raises:
+    FileNotFoundError: If the path does not exist.
+    CheckpointError: If a folder has no such file, or several checkpoints.
+  """
+  if not path.exists():
+    message = "no such file or directory"
+    if _REPOSITORY.fullmatch(str(path)) and path.suffix not in _FILES:
+      message += (
+        "; for a repository of Hugging Face, pass the folder that"
+        " huggingface_hub.snapshot_download returns"
+      )
+    raise FileNotFoundError(errno.ENOENT, message, str(path))
+  if not path.is_dir():
+    return [path]
+  for pattern in (
+    f"*{safetensors_files.INDEX_SUFFIX}",
+    f"*{safetensors_files.SUFFIX}",
+  ):
+    if found := sorted(path.glob(pattern)):
+      break
+  else:
+    found = sorted(path.glob(f"*{_GGUF}"))
+  is_one = (
+    len(found) == 1
+    or (found and found[0].suffix == safetensors_files.SUFFIX)
+    or _are_one_split(found)
+  )
+  if not is_one:
+    names = ", ".join(file.name for file in found) or "none of them"
+    raise errors.fault(
+      path,
+      "a folder must contain one .safetensors.index.json, .safetensors files"
+      f" or one .gguf file, got {names}; pass the path of the file",
+    )
+  return found
+
+
+def _are_one_split(files: Sequence[pathlib.Path]) -> bool:
+  """Returns whether gguf-split wrote these files, and none is missing."""
+  parts = [_SPLIT.match(file.name) for file in files]
+  return len({x and (x[1], int(x[2])) for x in parts}) == 1 and all(
+    x is not None and int(x[2]) == len(files) for x in parts
+  )
+
+
+def open_all(paths: Sequence[pathlib.Path]) -> stored.StoredTensors:
+  """Returns the tensors of the files of one checkpoint.
+
+  Raises:
+    OSError: If a file cannot be read.
+    CheckpointError: If a file breaks a rule, or is missing.
+  """
+  found = stored.joined({str(path): _open_one(path) for path in paths})
+  if paths[0].suffix != _GGUF:
+    return found
+  count = int(found.metadata.get(gguf_files.SPLIT_COUNT, 1))
+  if count > 1 and count != len(paths):
+    raise errors.fault(
+      paths[0],
+      f"it is one of {count} files; pass a folder that contains only these",
+    )
+  return found
+
+
+def _open_one(file: pathlib.Path) -> stored.StoredTensors:
+  if file.name.endswith(safetensors_files.INDEX_SUFFIX):
+    return safetensors_files.open_index(file)
+  if file.suffix == safetensors_files.SUFFIX:
+    return safetensors_files.open_file(file)
+  if file.suffix == _GGUF:
+    return gguf_files.open_file(file)
+  raise errors.fault(
+    file,
+    "a checkpoint must be a folder or a file that ends in .safetensors,"
+    f" {safetensors_files.INDEX_SUFFIX} or .gguf",
+  )
+
+
+def unread(
+  path: pathlib.Path,
+  paths: Sequence[pathlib.Path],
+  source: stored.StoredTensors,
+) -> list[str]:
+  """Returns the names of a folder's files of weights that were not opened."""
+  if not path.is_dir():
+    return []
+  opened = {*map(str, paths), *(x.file for x in source.tensors.values())}
+  return sorted(
+    file.name
+    for suffix in (safetensors_files.SUFFIX, _GGUF)
+    for file in path.glob(f"*{suffix}")
+    if str(file) not in opened
+  )
+
+
+def read_config(
+  paths: Sequence[pathlib.Path],
+) -> tuple[str, dict[str, Any]]:
+  """Returns the quantization in the configurations next to files.
+
+  Returns:
+    A description for messages, "" without a quantization, and the object of
+    MLX, {} without one. Files of GGUF have no configurations.
+  """
+  if paths[0].suffix == _GGUF:
+    return "", {}
+  found, mlx = [], {}
+  for file, key, words in _CONFIGS:
+    path = paths[0].parent / file
+    if path.is_file():
+      section = stored.read_object(path).get(key)
+      if isinstance(section, dict):
+        if (file, key) == (CONFIG, _MLX):
+          mlx = section
+        values = [f"{w} {section[w]}" for w in words if section.get(w)]
+        found.append(
+          f"{file} says {', '.join(values)}"
+          if values
+          else f"{file} has a {key}"
+        )
+  return "; ".join(found), mlx
