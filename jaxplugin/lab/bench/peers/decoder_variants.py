@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -148,15 +148,6 @@ class DecoderOperands:
     return self._made[key]
 
 
-class _DecoderForm(NamedTuple):
-  """A way to write the matmuls with weights."""
-
-  name: str  # "" for our variants
-  linear: decoder_model.Linear
-  store: Callable[[Any], Any]  # converts weights to its layout, before timing
-  ready: str = ""  # dtype of dequantized weights; "" if they are quantized
-
-
 class DecoderVariants:
   """The variants of one decoder's step on one device.
 
@@ -186,12 +177,12 @@ class DecoderVariants:
     def prepared(w: Any) -> Any:
       return preparation.prepare_weights(w, self.target)
 
-    def form_of(implementation: str | None) -> _DecoderForm:
+    def form_of(implementation: str | None) -> dot_variants.Form:
       product = functools.partial(self._ours, implementation)
-      return _DecoderForm("", product, prepared)
+      return dot_variants.Form("", product, prepared)
 
     form = form_of(None)
-    step = functools.partial(decoder_model.numbered, form.linear)
+    step = functools.partial(decoder_model.numbered, form.function)
     decided = variants.decided(step, self._operands(0, form, True), self.target)
 
     def make(
@@ -246,38 +237,33 @@ class DecoderVariants:
     return result
 
   def _peer(self, name: str, in_scan: bool) -> tuple[variants.Variant, ...]:
-    ready = dot_variants.ready_dtype(name)
     bound = dot_variants.peer_bound(name, self.pair)
-    forms = dot_variants.scaled_dot_forms(_F32)
-    convert = lambda x: dot_variants.unpacked(self._given_to_products(x))
-    if ready:
+    if name == "lax.scaled_dot":
+      forms = dot_variants.scaled_dot_forms(_F32)
+    else:
       forms = dot_variants.plain_forms(name, self.row.m, _F32)
-      convert = lambda x: x.astype(ready)
     if name == "bf16":  # XLA may omit or reorder roundings to bf16
       bound += reference.rounding_error(formats.BF16)
 
-    def decoder_form(form: dot_variants.Form) -> _DecoderForm:
-      return _DecoderForm(
-        form.name,
-        lambda x, w: form.function(convert(x), w),
-        form.store,
-        ready,
-      )
+    def linear(form: dot_variants.Form, x: jax.Array, w: Any) -> jax.Array:
+      if form.ready:
+        return form.function(x.astype(form.ready), w)
+      return form.function(dot_variants.unpacked(self._given_to_products(x)), w)
 
     return tuple(
       self._variant(
         name,
         "peer",
-        decoder_form(form),
+        form._replace(function=functools.partial(linear, form)),
         in_scan,
-        rounded=cast(_F32) if ready else self._given,
+        rounded=cast(_F32) if form.ready else self._given,
         bound=bound,
       )
       for form in forms
     )
 
   def _operands(
-    self, i: int, form: _DecoderForm, in_scan: bool
+    self, i: int, form: dot_variants.Form, in_scan: bool
   ) -> tuple[Any, Any]:
     """Returns the activations, and the layers in the form's layout."""
     data = self.data
@@ -299,7 +285,7 @@ class DecoderVariants:
     self,
     name: str,
     role: variants.Role,
-    form: _DecoderForm,
+    form: dot_variants.Form,
     in_scan: bool,
     *,
     rounded: Rounded,
@@ -330,7 +316,7 @@ class DecoderVariants:
     return variants.Variant(
       name=name + IN_SCAN * in_scan,
       role=role,
-      function=functools.partial(step, form.linear),
+      function=functools.partial(step, form.function),
       operands=lambda i: self._operands(i, form, in_scan),
       check=check,
       num_bytes=operand_sets.num_bytes(*operands) + 2 * data.x(0).nbytes,

@@ -45,23 +45,28 @@ _PADDED_ROWS: Final = 8
 
 
 class Form(NamedTuple):
-  """A way to write a dot of lhs (m, k) and rhs (n, k)."""
+  """A way to write a dot of lhs (m, k) and rhs (n, k).
+
+  Attributes:
+    name: the layout of weights, and what else differs between forms.
+    function: computes the dot.
+    store: converts weights (n, k) to the layout, before timing.
+    ready: dtype of dequantized operands; "" if operands are quantized.
+  """
 
   name: str
-  function: Callable[[Any, Any], jax.Array]
-  is_transposed: bool = False  # whether rhs is stored as (k, n)
-
-  @property
-  def store(self) -> Callable[[Any], Any]:
-    """Converts weights (n, k) to the form's layout, before timing."""
-    return transposed if self.is_transposed else unpacked
+  function: Callable[[Any, Any], Any]
+  store: Callable[[Any], Any]
+  ready: str = ""
 
 
-def _both_layouts(product: Callable[..., jax.Array]) -> list[Form]:
+def _both_layouts(
+  product: Callable[..., jax.Array], ready: str = ""
+) -> list[Form]:
   """Returns the forms of `product` with rhs as (n, k), and as (k, n)."""
   return [
-    Form("w (n, k)", functools.partial(product, LAST)),
-    Form("w (k, n)", functools.partial(product, MATMUL), True),
+    Form("w (n, k)", functools.partial(product, LAST), unpacked, ready),
+    Form("w (k, n)", functools.partial(product, MATMUL), transposed, ready),
   ]
 
 
@@ -252,29 +257,29 @@ class DotVariants:
       return variants.Unavailable(name=name, reason=reason)
     few_rows = self.row.m < _PADDED_ROWS
     if name == "nn.scaled_matmul":
-      forms = [Form("", self._scaled_matmul)]
+      forms = [Form("", self._scaled_matmul, unpacked)]
     elif name == "lax.scaled_dot":
       nk, kn = scaled_dot_forms(self.out_dtype)
       turned = Form(
         "w.T of (n, k)",
         lambda x, w: kn.function(x, jax.tree.map(lambda part: part.T, w)),
+        unpacked,
       )
       forms = [nk, turned, kn]
       forms += [_padded(form) for form in forms if few_rows]
     else:
       forms = plain_forms(name, self.row.m, self.out_dtype)
       forms += [_padded(form) for form in forms[:2] if few_rows]
-    ready = ready_dtype(name)
     return tuple(
       self._variant(
         name,
         "peer",
         form.function,
         bound=peer_bound(name, self.pair),
-        ready=ready,
+        ready=form.ready,
         arrange=functools.partial(_stored, form),
         form=form.name,
-        same_as=ready,
+        same_as=form.ready,
       )
       for form in forms
     )
@@ -292,12 +297,6 @@ class DotVariants:
       rhs,
       self.out_dtype,
     )
-
-
-def ready_dtype(name: str) -> str:
-  """Returns the dtype of a peer's floats; "" if it multiplies in formats."""
-  dtype = workloads.PLAIN_DTYPES.get(name)
-  return "" if dtype is None else dtype.name
 
 
 def plain_forms(name: str, m: int, out_dtype: np.dtype) -> list[Form]:
@@ -319,9 +318,10 @@ def plain_forms(name: str, m: int, out_dtype: np.dtype) -> list[Form]:
     products = x.astype(np.float32) * w.astype(np.float32)
     return products.sum(axis=1)[None].astype(out_dtype)
 
-  forms = _both_layouts(product)
+  ready = workloads.PLAIN_DTYPES[name].name
+  forms = _both_layouts(product, ready)
   if m == 1:
-    forms.append(Form("sum of products", sum_of_products))
+    forms.append(Form("sum of products", sum_of_products, unpacked, ready))
   return forms
 
 
@@ -384,7 +384,9 @@ def _padded(form: Form) -> Form:
       lhs = pad(lhs)
     return form.function(lhs, rhs)[:rows]
 
-  return Form(f"{form.name}, {_PADDED_ROWS} rows", function, form.is_transposed)
+  return form._replace(
+    name=f"{form.name}, {_PADDED_ROWS} rows", function=function
+  )
 
 
 def _stored(form: Form, lhs: Any, rhs: Any) -> tuple[Any, Any]:
