@@ -136,7 +136,7 @@ def _recognize(
     return _read_integers(contents, values, prefix)
   if values.dtype not in entries.VALUE_TYPES:
     return None
-  entry = _read(contents, values, prefix)
+  entry = read(contents, values, prefix)
   return dataclasses.replace(entry, name=f"{prefix}weight")
 
 
@@ -179,9 +179,10 @@ def _read_integers(
   )
 
 
-def _read(
+def read(
   contents: records.Contents, values: stored.StoredTensor, prefix: str
 ) -> records.Entry:
+  """Returns a weight of floats with linear block scales."""
   if f"{prefix}{ZERO_POINT}" in contents.tensors:
     raise stored.fault(
       values,
@@ -283,7 +284,6 @@ def _config(format: formats.BlockFormat, left: list[str]) -> dict[str, Any]:
 LAYOUT: Final = records.Layout(
   name=NAME,
   recognize=_recognize,
-  read=_read,
   activation_scale=(_ACTIVATION, True),
   formats=(*entries.ALL, *_FLOAT_SCALED),
   tensors=_tensors,

@@ -170,8 +170,7 @@ LAYOUTS: Final = (
 )
 BY_NAME: Final = {layout.name: layout for layout in LAYOUTS}
 
-# Layouts that may have the same names, dtypes and shapes.
-OPEN_LAYOUTS: Final = tuple(x.name for x in LAYOUTS if x.read is not None)
+OPEN_LAYOUTS: Final = named_scales.OPEN_LAYOUTS
 # `quantize` uses the first one by default.
 WRITTEN_LAYOUTS: Final = tuple(x.name for x in LAYOUTS if x.formats)
 WRITTEN_FORMATS: Final = tuple(map(str, compressed_tensors.LAYOUT.formats))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jax.numpy as jnp
@@ -111,9 +111,8 @@ def _recognize(
       layout = compressed_tensors.NAME
     else:
       layout, others = _open_layout(contents, values, scale, bool(seconds))
-  read = _OPEN[layout].read
-  assert read is not None, layout
-  return dataclasses.replace(read(contents, values, prefix), others=others)
+  entry = _READERS[layout](contents, values, prefix)
+  return dataclasses.replace(entry, others=others)
 
 
 def _open_layout(
@@ -459,7 +458,6 @@ def _is_modelopt(contents: records.Contents) -> bool:
 MODELOPT_LAYOUT: Final = records.Layout(
   name=MODELOPT,
   recognize=_recognize,  # and weights of other open layouts
-  read=_read_modelopt,
   activation_scale=(_ACTIVATION, False),
   formats=entries.ALL,
   tensors=_modelopt_tensors,
@@ -470,7 +468,6 @@ MODELOPT_LAYOUT: Final = records.Layout(
 )
 COMFYUI_LAYOUT: Final = records.Layout(
   name=COMFYUI,
-  read=_read_comfyui,
   activation_scale=(_ACTIVATION, False),
   formats=tuple(comfyui_marks.FORMATS.values()),
   tensors=_comfyui_tensors,
@@ -479,7 +476,6 @@ COMFYUI_LAYOUT: Final = records.Layout(
 )
 MODELOPT_SWIZZLED_LAYOUT: Final = records.Layout(
   name=MODELOPT_SWIZZLED,
-  read=_read_modelopt_swizzled,
   activation_scale=(_ACTIVATION, False),
 )
 DEEPSEEK_LAYOUT: Final = records.Layout(
@@ -490,10 +486,17 @@ DEEPSEEK_LAYOUT: Final = records.Layout(
   refusal=functools.partial(entries.matrix_refusal, DEEPSEEK),
   config=_deepseek_config,
 )
-_OPEN: Final = {
-  x.name: x
-  for x in (
-    *(MODELOPT_LAYOUT, compressed_tensors.LAYOUT),
-    *(COMFYUI_LAYOUT, MODELOPT_SWIZZLED_LAYOUT),
-  )
+# Functions that read a weight of an open layout, by its values and the prefix
+# of its other parts.
+_READERS: Final[
+  Mapping[
+    str, Callable[[records.Contents, stored.StoredTensor, str], records.Entry]
+  ]
+] = {
+  MODELOPT: _read_modelopt,
+  compressed_tensors.NAME: compressed_tensors.read,
+  COMFYUI: _read_comfyui,
+  MODELOPT_SWIZZLED: _read_modelopt_swizzled,
 }
+# Layouts that may have the same names, dtypes and shapes.
+OPEN_LAYOUTS: Final = tuple(_READERS)

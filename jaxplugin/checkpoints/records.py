@@ -157,10 +157,7 @@ class Layout:
   Attributes:
     name: the public name, "modelopt".
     recognize: returns the weight that has a tensor as its values, or None. None
-      if names do not identify the layout.
-    read: returns a weight whose parts have the names that several layouts use
-      ("weight_scale"), by its values and the prefix of these names. None if the
-      layout uses other names.
+      if the first layout of `named_scales` also recognizes this one.
     activation_scale: the tensor with the global scale of an activation, and
       whether it divides; None if the layout has no such tensor.
     formats: formats that can be written; () if the layout is only read.
@@ -182,7 +179,6 @@ class Layout:
   recognize: Callable[[Contents, stored.StoredTensor], Entry | None] | None = (
     None
   )
-  read: Callable[[Contents, stored.StoredTensor, str], Entry] | None = None
   activation_scale: tuple[str, bool] | None = None
   formats: tuple[formats.BlockFormat, ...] = ()
   tensors: _Tensors = lambda name, array: {}
