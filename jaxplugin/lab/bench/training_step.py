@@ -129,7 +129,7 @@ class TrainingVariants:
       )
 
     return variants.ours(
-      names, decided, backends.table(), make, default=[variants.CHOSEN]
+      names, decided, backends.OPERATION, make, default=[variants.CHOSEN]
     )
 
   def peers(self, names: Sequence[str]) -> list[variants.AnyVariant]:

@@ -19,6 +19,7 @@ from jaxplugin.lab.bench.libraries import processes
 from jaxplugin.lab.bench.peers import dot_variants, variants
 from jaxplugin.lab.bench.report import results, table
 from jaxplugin.printing import console, progress
+from jaxplugin.ragged import backends as ragged_backends
 
 _DEFAULT_SHAPES: Final = {"cpu": "cpu-table", "gpu": "gpu-table"}
 _DEFAULT_MODE: Final[dict[str, Any]] = {"cpu": "call", "gpu": "step"}
@@ -191,10 +192,11 @@ def _measure(args: argparse.Namespace, path: str | None) -> results.BenchRun:
   pairs = None
   if args.formats is not None:
     pairs = workloads.parse_pairs(arguments.short_dtypes(args.formats))
+  known = {**backends.table(), **ragged_backends.OPERATION.backends()}
   implementations = _names(
     "--implementations",
     args.implementations,
-    (*backends.table(), variants.CHOSEN),
+    (*known, variants.CHOSEN),
   )
   peers = _names("--peers", args.peers, _PEERS)
   if args.shapes is not None:

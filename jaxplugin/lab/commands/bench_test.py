@@ -372,6 +372,23 @@ class BadArgumentsTest(BenchTestCase):
   def test_are_told_with_what_is_known(self, line, pattern):
     self.check_error(["bench", "--platform", "cpu", *line.split()], pattern)
 
+  def test_backends_of_the_ragged_dot_are_known(self):
+    jp.register_backend(
+      jp.Backend(
+        name="acme",
+        api_version=1,
+        platforms=("cpu",),
+        supports=lambda problem, target: None,
+        emit=lambda call: None,
+        operation="ragged_dot",
+      )
+    )
+    self.addCleanup(jp.backends.unregister_backend, "acme")
+    self.check_error(
+      ["bench", "--platform", "cpu", "--implementations", "acme,cuda"],
+      "unknown --implementations 'cuda'; known: .*, acme, chosen",
+    )
+
   def test_missing_gpu_is_told(self):
     try:
       jax.devices("gpu")

@@ -202,7 +202,7 @@ class DecoderVariants:
         )
 
     return variants.ours(
-      names, decided, backends.table(), make, default=[variants.CHOSEN]
+      names, decided, backends.OPERATION, make, default=[variants.CHOSEN]
     )
 
   def _given_to_products(self, x: jax.Array) -> Any:

@@ -105,7 +105,7 @@ class DotVariants:
     )
     (one,) = decided
     make = functools.partial(self._of_backend, one.problem)
-    return variants.ours(names, decided, backends.table(), make)
+    return variants.ours(names, decided, backends.OPERATION, make)
 
   def _of_backend(
     self,

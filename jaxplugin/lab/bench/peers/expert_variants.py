@@ -284,7 +284,7 @@ class ExpertVariants:
       )
 
     decided = primitive.decide(eqn, self.target)
-    return variants.ours(names, [decided], backends.BACKENDS, make)
+    return variants.ours(names, [decided], backends.OPERATION, make)
 
   def peers(self, names: Sequence[str]) -> list[variants.AnyVariant]:
     """Returns the peers.

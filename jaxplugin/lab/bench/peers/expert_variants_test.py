@@ -119,6 +119,31 @@ class VariantsTest(parameterized.TestCase):
     self.assertEqual(by_name["loop bf16"].num_bytes, used * weight * 2 + rows)
     self.assertEqual(by_name["dense dots"].flops, 2 * 6 * weight)
 
+  def test_backends_of_other_packages_are_timed(self):
+    def multiply(call):
+      ends = jnp.cumsum(call.group_sizes)
+      group = jnp.searchsorted(ends, jnp.arange(call.shape[0]), side="right")
+      weights = call.rhs.dequantized()[group]
+      rows = call.lhs.dequantized().astype(jnp.float32)
+      return call.finish(jnp.einsum("mk,mnk->mn", rows, weights))
+
+    jp.register_backend(
+      jp.Backend(
+        name="acme",
+        api_version=1,
+        platforms=("cpu",),
+        supports=lambda problem, target: None,
+        emit=multiply,
+        operation="ragged_dot",
+      ),
+      first=True,
+    )
+    self.addCleanup(jp.backends.unregister_backend, "acme")
+    for names in (["chosen"], None):
+      first = _made(SHAPE, "bf16xmxfp4").ours(names)[0]
+      self.assertEqual((first.name, first.is_chosen), ("acme", True))
+      first.check(1, jax.jit(first.function)(*first.operands(1)))
+
   def test_weights_of_gigabytes_are_not_made_ready(self):
     row = _row("experts:1x2of8x28672x4096")
     made = expert_variants.ExpertVariants.__new__(

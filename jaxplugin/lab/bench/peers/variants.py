@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal
 
 import jax
 
 from jaxplugin.core import decisions, targets
 from jaxplugin.dot import primitive
+from jaxplugin.tables import resolution
 
 # Stands for the backends of the decision in a list of backends' names.
 CHOSEN: Final = "chosen"
@@ -95,7 +96,7 @@ def decided(
 def ours(
   names: Sequence[str] | None,
   dots: Sequence[Any],
-  table: Mapping[str, decisions.BackendRecord[Any]],
+  operation: resolution.MeasuredOperation[Any],
   make: Callable[[decisions.BackendRecord[Any], bool], Iterable[Variant]],
   *,
   default: Sequence[str] | None = None,
@@ -106,16 +107,17 @@ def ours(
     names: names of backends, or `CHOSEN`. None is the backends of `default`
       that support the row.
     dots: the `choice.DecidedCall` of each dot of the row.
-    table: the backends by name.
+    operation: the operation of the dots.
     make: returns the variants of a backend. The second argument is whether the
       decision chose the backend.
-    default: names of backends, or `CHOSEN`. None is the whole table.
+    default: names of backends, or `CHOSEN`. None is all of the operation.
   """
   chosen = {one.decision.implementation for one in dots}
+  table = operation.backends()
 
   def refusal(name: str) -> str:
     if name not in table:
-      return "ragged_dot has no such implementation"
+      return f"{operation.name} has no such implementation"
     backend, target = table[name], dots[0].target
     refusals = [backend.supports(one.problem, target) for one in dots]
     if backend.rank(target) is None:  # runs only if the caller names it
