@@ -16,7 +16,9 @@ from jaxplugin.explanation import estimates
 from jaxplugin.jaxext import program
 from jaxplugin.printing import console
 from jaxplugin.quantization import problems as quantization
+from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import calls
+from jaxplugin.tables import resolution
 
 _FORWARD: Final = "forward"
 # Columns of the table of matmuls. A column without any cell is omitted unless
@@ -410,10 +412,9 @@ class Explanation(Sequence):
         'add_flops: cost must have "flops", got'
         f" {sorted(cost)}. Use Explanation.flops, which needs no cost."
       )
-    table = backends.table()
     added = 0.0
     for dot in self.dots:
-      if dot.decision is None or table[dot.decision.implementation].is_portable:
+      if dot.decision is None or _is_portable(dot.problem, dot.decision):
         continue
       if dot.estimate is None:
         raise ValueError(
@@ -501,6 +502,14 @@ class Explanation(Sequence):
           "no estimate: jaxplugin has no published figures for"
           f" {', '.join(dict.fromkeys(unknown))}"
         )
+
+
+def _is_portable(problem: Any, decision: decisions.Decision) -> bool:
+  """Returns whether a dot is computed by operations that XLA counts."""
+  operation: resolution.MeasuredOperation[Any] = backends.OPERATION
+  if not isinstance(problem, problems.DotProblem):
+    operation = ragged_backends.operation_of(problem)
+  return operation.backends()[decision.implementation].is_portable
 
 
 def _row(number: str, item: Explained | NotBlockScaled) -> dict[str, Any]:

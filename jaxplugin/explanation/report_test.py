@@ -746,6 +746,33 @@ class FlopsTest(absltest.TestCase):
       added["flops"], 2 * self.M * self.N * self.K, delta=1
     )
 
+  def test_ragged_dots_of_other_packages_are_added(self):
+    jp.register_backend(
+      jp.Backend(
+        name="acme",
+        api_version=1,
+        platforms=("cpu",),
+        supports=lambda problem, target: None,
+        emit=lambda call: jnp.zeros(call.shape, call.dtype),
+        operation="ragged_dot",
+      ),
+      first=True,
+    )
+    self.addCleanup(jp.backends.unregister_backend, "acme")
+    weights = jp.quantize(jnp.ones((3, self.N, self.K)), "mxfp8", batch_dims=1)
+    explanation = jp.explain(
+      jp.ragged_dot,
+      jnp.ones((self.M, self.K)),
+      weights,
+      jnp.array([self.M, 0, 0]),
+      target=self.CPU,
+    )
+    self.assertEqual(explanation.dots[0].decision.implementation, "acme")
+    self.assertEqual(
+      explanation.add_flops({"flops": 7.0}),
+      {"flops": 7.0 + 2 * self.M * self.N * self.K},
+    )
+
   def test_cost_without_flops_is_refused(self):
     explanation = self.explain(self.H100)
     with self.assertRaisesRegex(
