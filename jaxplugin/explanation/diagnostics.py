@@ -24,6 +24,7 @@ from jaxplugin.dot import backends, offsets, primitive, problems
 from jaxplugin.dot.backends import cpu
 from jaxplugin.explanation import estimates, report
 from jaxplugin.jaxext import jax_private, program, tangents
+from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.operation import alternatives, choice
 from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.quantization import (
@@ -299,8 +300,8 @@ def _readers(variable: Any, jaxpr: Any) -> Iterator[str]:
   for eqn in jaxpr.eqns:
     is_read = any(variable is v for v in eqn.invars)
     if is_read and eqn.primitive.name == "custom_jvp_call":
-      given = eqn.primitive, eqn.params, eqn.invars
-      source = sources.source_of(*given, result=0)
+      operation = binding_private.BoundOperation.of_equation(eqn)
+      source = sources.source_of(operation, result=0)
       if source is not None and eqn.invars[source] is variable:
         yield from _readers(eqn.outvars[0], jaxpr)
         continue
@@ -308,7 +309,7 @@ def _readers(variable: Any, jaxpr: Any) -> Iterator[str]:
       tangents.derivative_guard_p,
       tangents.without_derivative_p,
     )
-    if is_read and not is_guard and not calls.any_contains(eqn.params, _DOTS):
+    if is_read and not is_guard and not calls.any_contains(eqn, _DOTS):
       yield eqn.primitive.name
     for inner in program.sub_jaxprs(eqn):
       yield from _readers(variable, inner)

@@ -222,11 +222,11 @@ def _slices_inside(
 
 
 def sub_jaxprs(eqn: Any) -> list[Any]:
-  """Returns the jaxprs inside an equation."""
-  return [j for value in eqn.params.values() for j in jaxprs_of(value)]
+  """Returns the open jaxprs inside an equation or a `BoundOperation`."""
+  return [j for value in eqn.params.values() for j in _jaxprs_of(value)]
 
 
-def jaxprs_of(value: Any) -> Iterator[Any]:
+def _jaxprs_of(value: Any) -> Iterator[Any]:
   """Yields the open jaxprs in nested tuples and lists."""
   if isinstance(value, extend_core.ClosedJaxpr):
     yield value.jaxpr
@@ -234,7 +234,7 @@ def jaxprs_of(value: Any) -> Iterator[Any]:
     yield value
   elif isinstance(value, (tuple, list)):
     for item in value:
-      yield from jaxprs_of(item)
+      yield from _jaxprs_of(item)
 
 
 def _devices_of(jaxpr: Any) -> int:

@@ -22,7 +22,7 @@ from jaxplugin import quantization
 from jaxplugin.arrays import leaves as leaves_lib
 from jaxplugin.arrays import placement, quantized_weight
 from jaxplugin.core import error_context, formats, parameter_names
-from jaxplugin.jaxext.tracing import interception_private
+from jaxplugin.jaxext.tracing import binding_private, interception_private
 from jaxplugin.params import recognition
 from jaxplugin.printing import console
 from jaxplugin.rewriting import acceptor as acceptor_lib
@@ -608,25 +608,22 @@ class _Observer(acceptor_lib.Acceptor):
     for path in (path for x in args for path in self._names(x)):
       self._found[path].others.append(f"{name}: {reason}")
 
-  def _dot(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
-  ) -> None:
-    contracting, batch = params["dimension_numbers"]
-    for i, x in enumerate(args):
-      self._note_product(primitive, x, contracting[i], batch[i])
+  def _dot(self, operation: binding_private.BoundOperation) -> None:
+    contracting, batch = operation.params["dimension_numbers"]
+    for i, x in enumerate(operation.args):
+      self._note_product(operation.name, x, contracting[i], batch[i])
 
-  def _ragged_dot(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
-  ) -> None:
-    numbers = params["ragged_dot_dimension_numbers"]
+  def _ragged_dot(self, operation: binding_private.BoundOperation) -> None:
+    numbers = operation.params["ragged_dot_dimension_numbers"]
     contracting, batch = numbers.dot_dimension_numbers
     groups = tuple(numbers.rhs_group_dimensions)
-    self._note_product(primitive, args[0], contracting[0], batch[0])
-    self._note_product(primitive, args[1], contracting[1], (*batch[1], *groups))
+    name, (lhs, rhs, *_) = operation.name, operation.args
+    self._note_product(name, lhs, contracting[0], batch[0])
+    self._note_product(name, rhs, contracting[1], (*batch[1], *groups))
 
   def _note_product(
     self,
-    primitive: Any,
+    name: str,
     x: Any,
     contracting: Sequence[int],
     batch: Sequence[int],
@@ -636,9 +633,7 @@ class _Observer(acceptor_lib.Acceptor):
       return
     view = self.view(x)
     if view is None or not view.has_all_once():
-      self.warn(
-        primitive.name, [x], "only a part of it is used, or it is scaled first"
-      )
+      self.warn(name, [x], "only a part of it is used, or it is scaled first")
       return
     of = lambda dims: {atom for d in dims for atom in view.dims[d]}
     contracted, layers = of(contracting), of(batch)
@@ -646,7 +641,7 @@ class _Observer(acceptor_lib.Acceptor):
     for atoms in view.stored:
       role = _role(atoms, contracted, layers)
       if role is None:
-        self.warn(primitive.name, [x], "a part of a dimension is contracted")
+        self.warn(name, [x], "a part of a dimension is contracted")
         return
       roles.append(role)
     self._found[view.weight.path].roles.add(tuple(roles))

@@ -138,11 +138,11 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
     self._ones = facts.Values[bool]()
     self._products = facts.ArrayProducts()
 
-  def replace(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
-  ) -> Any:
-    if primitive.name == ragged_dots.NAME:
-      return self._ragged_dot(primitive, args, params)
+  def replace(self, operation: binding_private.BoundOperation) -> Any:
+    if operation.name == ragged_dots.NAME:
+      return self._ragged_dot(operation)
+    primitive, params = operation.primitive, operation.params
+    args = list(operation.args)
     matmuls, dots = jax_private.scaled_primitives()
     if primitive.name == "jit" and params["name"] == _MATMUL_JIT_NAME:
       # JAX traced its equation for the first call with such shapes. Another
@@ -152,21 +152,21 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
         return None
       primitive, params = inner.primitive, inner.params
     if primitive in matmuls:
-      numbers, args = nn_scaled.MATMUL_NUMBERS, list(args)
+      numbers = nn_scaled.MATMUL_NUMBERS
     elif primitive in dots:
-      numbers, args = params["dimension_numbers"], list(args)
+      numbers = params["dimension_numbers"]
       for i, contracting in zip((2, 3), numbers[0], strict=True):
         if self._is_placeholder(args[i], contracting):
           args[i] = None
     elif any(self._known(x) is not None for x in args):
-      return self._inside(primitive, list(args), params)
+      return self._inside(operation)
     else:
       return None
     dtype = params["preferred_element_type"]
     reason = _unsupported(args, numbers, dtype)
     self._outcome.is_noted = True
     if reason is not None:
-      _warn(primitive, reason)
+      _warn(primitive.name, reason)
       return None
     lhs, rhs, lhs_scale, rhs_scale = args
     # `scaled_dot_general` calls a matmul with configs of different block sizes.
@@ -193,22 +193,21 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
     return [result] if primitive in matmuls else result
 
   def _ragged_dot(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+    self, operation: binding_private.BoundOperation
   ) -> jax.Array | None:
-    known = [self._products.of(x) for x in args[:2]]
+    lhs, rhs, *_ = operation.args
+    known = self._products.of(lhs), self._products.of(rhs)
     try:
-      result = ragged_dots.replaced(
-        primitive, args, params, known, self._implementation
-      )
+      result = ragged_dots.replaced(operation, known, self._implementation)
     except facts.NotSupported as reason:
       self._outcome.is_noted = True
-      _warn(primitive, str(reason))
+      _warn(operation.name, str(reason))
       return None
-    numbers = params["ragged_dot_dimension_numbers"]
-    lost_by = self._lost_by(args[1])
+    numbers = operation.params["ragged_dot_dimension_numbers"]
+    lost_by = self._lost_by(rhs)
     is_lost = bool(lost_by and numbers.rhs_group_dimensions)
     if result is None and is_lost:
-      _warn(primitive, lost_by)
+      _warn(operation.name, lost_by)
     self._outcome.is_noted |= result is not None or is_lost
     return result
 
@@ -231,9 +230,9 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
     return facts.layers(fact)
 
   def leave(
-    self, operation: str, x: Any, fact: facts.ArrayProduct, reason: str
+    self, name: str, x: Any, fact: facts.ArrayProduct, reason: str
   ) -> None:
-    self._lose(x, f"{operation}: {reason}")
+    self._lose(x, f"{name}: {reason}")
 
   def interceptor_of(
     self, jaxpr: Any, known: list[tuple[int, Any]], args: list[Any]
@@ -243,24 +242,22 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
       child._products.put(args[i], product)
     return child
 
-  def _inside(
-    self, primitive: Any, args: list[Any], params: dict[str, Any]
-  ) -> Any:
+  def _inside(self, operation: binding_private.BoundOperation) -> Any:
     """Returns the results of an operation on dequantized weights.
 
     None if no ragged dot is inside, or the operation cannot be followed.
     """
-    is_kernel = primitive.name in program.KERNELS
-    if is_kernel or not calls.any_contains(params, _RAGGED):
+    is_kernel = operation.name in program.KERNELS
+    if is_kernel or not calls.any_contains(operation, _RAGGED):
       return None
-    known = list(map(self._known, args))
-    out = calls.results(self, primitive, args, params, known)
+    known = list(map(self._known, operation.args))
+    out = calls.results(self, operation, known)
     if out is not None:
-      self._products.note(primitive, args, params, out)
+      self._products.note(operation, operation.results_of(out))
     else:
       self._outcome.is_noted = True
       _warn(
-        primitive,
+        operation.name,
         "it contains a ragged dot, and accelerate does not follow dequantized"
         " weights into it; call jaxplugin.ragged_dot there",
       )
@@ -274,11 +271,13 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
     """Returns why a value is lost (see `_lost`); "" if it is not."""
     return self._lost.get(x) or ""
 
-  def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
-    if primitive.name in program.KERNELS:
-      return params
+  def rewrite(
+    self, operation: binding_private.BoundOperation
+  ) -> binding_private.BoundOperation:
+    if operation.name in program.KERNELS:
+      return operation
     self._outcome.is_noted |= calls.any_contains(
-      params, _scaled_dots(), in_kernels=True
+      operation, _scaled_dots(), in_kernels=True
     )
 
     def accelerated(jaxpr: Any) -> Any:
@@ -286,14 +285,17 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
       self._outcome.is_noted |= is_noted
       return new
 
-    return {
-      name: _map_jaxprs(accelerated, value) for name, value in params.items()
+    params = {
+      name: _map_jaxprs(accelerated, value)
+      for name, value in operation.params.items()
     }
+    return dataclasses.replace(operation, params=params)
 
   def inside(
-    self, primitive: Any, args: Sequence[Any], index: int
+    self, operation: binding_private.BoundOperation, index: int
   ) -> interception_private.MakeInterceptor:
-    if primitive.name == "custom_vjp_call":
+    args, name = operation.args, operation.name
+    if name == "custom_vjp_call":
       self._outcome.is_noted = True  # its bwd runs later
     known = [self._known(x) for x in args]
     if not any(known):
@@ -302,14 +304,12 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
 
     def make(inner: Sequence[Any]) -> _Accelerator:
       child = self._child()
-      own = calls.own_args(primitive.name, index, inner, len(args))
+      own = calls.own_args(operation, index, inner)
       for x, product, shape in zip(own, known, shapes, strict=False):
         if product is None:
           continue
         if np.shape(x) != shape:
-          child._lose(
-            x, f"{primitive.name} splits the dequantized weights over devices"
-          )
+          child._lose(x, f"{name} splits the dequantized weights over devices")
         elif any(
           binding_private.is_differentiated(f.array) for f in product.factors
         ):
@@ -323,32 +323,33 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
     return make
 
   def note(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
+    self, operation: binding_private.BoundOperation, results: Sequence[Any]
   ) -> None:
     if (
-      primitive.name in _KEEP_ONES
-      and isinstance(out, jax.core.Tracer)
-      and self._is_one(args[0])
+      operation.name in _KEEP_ONES
+      and isinstance(results[0], jax.core.Tracer)
+      and self._is_one(operation.args[0])
     ):
-      self._ones.put(out, True)
-    self._products.note(primitive, args, params, out)
-    self._note_lost(primitive, args, params, out)
+      self._ones.put(results[0], True)
+    self._products.note(operation, results)
+    self._note_lost(operation, results)
 
   def _note_lost(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
+    self, operation: binding_private.BoundOperation, results: Sequence[Any]
   ) -> None:
     """Notes an operation whose result a ragged dot cannot use as weights."""
-    if primitive.name in sites.PRODUCTS:  # not weights in another layout
+    if operation.name in sites.PRODUCTS:  # not weights in another layout
       return
-    reasons = [self._lost_by(x) for x in args]
-    if any(self._known(x) is not None for x in args):
+    reasons = [self._lost_by(x) for x in operation.args]
+    if any(self._known(x) is not None for x in operation.args):
       # A jitted function has a more specific name, such as jnp.add.
-      name = params.get("name") if primitive.name == "jit" else primitive.name
+      is_jit = operation.name == "jit"
+      name = operation.params.get("name") if is_jit else operation.name
       reasons.append(f"{name} changes the dequantized weights")
     reason = next(filter(None, reasons), "")
     if not reason:
       return
-    for x in out if primitive.multiple_results else [out]:
+    for x in results:
       if self._known(x) is None:
         self._lose(x, reason)
 
@@ -446,11 +447,11 @@ def _unsupported(args: Sequence[Any], numbers: Any, dtype: Any) -> str | None:
   return None
 
 
-def _warn(primitive: Any, reason: str) -> None:
+def _warn(name: str, reason: str) -> None:
   frame = jax_private.user_frame()
   place = f" at {frame}" if frame else ""
   warnings.warn(
-    f"{WHO}: left JAX's {primitive.name}{place} as it is: {reason}",
+    f"{WHO}: left JAX's {name}{place} as it is: {reason}",
     error_context.NotQuantizedWarning,
     stacklevel=2,
   )

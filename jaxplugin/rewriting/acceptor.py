@@ -154,74 +154,69 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
 
   # As an Interceptor.
 
-  def replace(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
-  ) -> Any:
+  def replace(self, operation: binding_private.BoundOperation) -> Any:
     if self._options.activations:
-      patterns.record_own(primitive, params, args)
-    if primitive.name not in (*sites.NUMBERS, *calls.FOLLOWED, *weights.RULES):
+      patterns.record_own(operation)
+    name, args = operation.name, operation.args
+    if name not in (*sites.NUMBERS, *calls.FOLLOWED, *weights.RULES):
       return None
     if not any(self._names(x) for x in args):
       return None
     try:
-      if primitive.name in weights.RULES:
-        return self._views(primitive, args, params)
-      if primitive.name in sites.NUMBERS:
-        is_dense = primitive.name == sites.DOT
-        multiply = self._dot if is_dense else self._ragged_dot
-        result = multiply(primitive, args, params)
+      if name in weights.RULES:
+        return self._views(operation)
+      if name in sites.NUMBERS:
+        multiply = self._dot if name == sites.DOT else self._ragged_dot
+        result = multiply(operation)
         self.outcome.is_taken = True
         return result
     except facts.NotSupported as reason:
-      self.warn(primitive.name, args, str(reason))
+      self.warn(name, args, str(reason))
       return None
-    if not calls.any_contains(params, frozenset(sites.NUMBERS)):
-      if primitive.name != "jit" or binding_private.is_placed(params):
+    if not calls.any_contains(operation, frozenset(sites.NUMBERS)):
+      if name != "jit" or binding_private.is_placed(operation):
         return None
-      if not calls.any_contains(params, frozenset(weights.RULES)):
+      if not calls.any_contains(operation, frozenset(weights.RULES)):
         return None
       # A function such as jnp.take, which returns a part of a weight.
-      return interception_private.evaluate(params["jaxpr"], args, self)
+      jaxpr = operation.params["jaxpr"]
+      return interception_private.evaluate(jaxpr, args, self)
     mixed = [x for x in args if self._names(x) and self.view(x) is None]
-    self.warn(primitive.name, mixed, _MIXED)
+    self.warn(name, mixed, _MIXED)
     known = list(map(self.view, args))
     self._scopes, source = sites.scope_names(), self._source
-    self._source = source or sites.source_of_call(params.get("jaxpr"))
-    with sites.inside(primitive, params, []):
-      if self._options.activations and not calls.is_inlined(primitive, params):
-        patterns.record_outside(
-          primitive, args, params, list(map(self._origin, args)), self._prefix
-        )
-      out = calls.results(self, primitive, args, params, known)
+    self._source = source or sites.source_of_call(operation.params.get("jaxpr"))
+    with sites.inside(operation, []):
+      if self._options.activations and not calls.is_inlined(operation):
+        origins = list(map(self._origin, args))
+        patterns.record_outside(operation, origins, self._prefix)
+      out = calls.results(self, operation, known)
     self._source = source
     if out is not None:
-      self._products.note(primitive, args, params, out)
+      self._products.note(operation, operation.results_of(out))
     return out
 
   def note(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
+    self, operation: binding_private.BoundOperation, results: Sequence[Any]
   ) -> None:
-    if not any(self._names(x) for x in args):
+    if not any(self._names(x) for x in operation.args):
       return
-    self._products.note(primitive, args, params, out)
-    results = out if primitive.multiple_results else [out]
-    if primitive.name not in sites.NUMBERS and not any(
-      map(self._names, results)
-    ):
+    self._products.note(operation, results)
+    name = operation.name
+    if name not in sites.NUMBERS and not any(map(self._names, results)):
       # A jitted function has a more specific name, such as jnp.abs.
-      name = params.get("name", "") if primitive.name == "jit" else ""
-      name = name or primitive.name
-      self.warn(name, args, "that is not a matmul")
+      own_name = operation.params.get("name") if name == "jit" else ""
+      self.warn(own_name or name, operation.args, "that is not a matmul")
 
   def inside(
-    self, primitive: Any, args: Sequence[Any], index: int
+    self, operation: binding_private.BoundOperation, index: int
   ) -> interception_private.MakeInterceptor:
-    known = [self._factors(x) for x in args]
+    known = list(map(self._factors, operation.args))
     scopes = sites.scope_names()
 
     def make(inner: Sequence[Any]) -> Acceptor:
       acceptor = self._closure(scopes)
-      inner = calls.own_args(primitive.name, index, inner, len(args))
+      inner = calls.own_args(operation, index, inner)
       for x, product in zip(inner, known, strict=False):
         if product is not None and len(product.factors) == 1:
           self._products.put(x, product)
@@ -281,10 +276,8 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     fixed = (False,) * (len(jax.tree.leaves(layer)) - 1)
     return layer, (*fixed, True)
 
-  def leave(
-    self, operation: str, x: Any, fact: weights.View, reason: str
-  ) -> None:
-    self.warn(operation, [x], reason)
+  def leave(self, name: str, x: Any, fact: weights.View, reason: str) -> None:
+    self.warn(name, [x], reason)
 
   def interceptor_of(
     self, jaxpr: Any, known: list[tuple[int, Any]], args: list[Any]
@@ -341,26 +334,23 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
 
   # Views and products.
 
-  def _views(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
-  ) -> Any:
+  def _views(self, operation: binding_private.BoundOperation) -> Any:
     """Returns results of an operation that the quantized weight can do."""
-    x, *_ = args
+    x, *_ = operation.args
     view = self.view(x)
     if view is None:
       raise facts.NotSupported(_MIXED)
-    self.outcome.is_taken |= primitive.name in weights.PARTS
+    self.outcome.is_taken |= operation.name in weights.PARTS
     results = [
       part.value(x.dtype)[0]
       if part.weight.is_rows
       else self._rebuild(part, x.dtype)[0]
-      for part in weights.RULES[primitive.name](view, args, params)
+      for part in weights.RULES[operation.name](view, operation)
     ]
-    return results if primitive.multiple_results else results[0]
+    return results if operation.primitive.multiple_results else results[0]
 
-  def _dot(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
-  ) -> jax.Array | None:
+  def _dot(self, operation: binding_private.BoundOperation) -> jax.Array:
+    args, params = operation.args, operation.params
     found = [self.view(x) for x in args]
     if None not in found:
       # A part next to a whole weight is data, such as rows of positions.
@@ -372,7 +362,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     if view is None:
       raise facts.NotSupported(_MIXED)
     x = args[1 - index]
-    result = binding_private.abstract_result(primitive, args, params)
+    result = operation.result_type()
     _require_servable(x, result, params)
     numbers = params["dimension_numbers"]
     contracting, batch = (
@@ -394,7 +384,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     wanted = [*stored_batch, *own, view.stored[-1]]
     x = facts.laid_out(x, x_dims, wanted)
     note = "" if x_dims == wanted else training_ragged.OTHER_LAYOUT
-    call = self._call(primitive, args, params, 1 - index, note)
+    call = self._call(operation, 1 - index, note)
     free = [
       view.dims[d]
       for d in sides.free_dims(len(view.dims), contracting[index], batch[index])
@@ -411,32 +401,25 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     return facts.laid_out(product, product_dims, result_dims)
 
   def _call(
-    self,
-    primitive: Any,
-    args: Sequence[Any],
-    params: dict[str, Any],
-    index: int,
-    note: str,
+    self, operation: binding_private.BoundOperation, index: int, note: str
   ) -> prologues.PrologueCall | None:
     """Returns the prologue to fuse that computes the activations, or None.
 
     Args:
-      primitive, args, params: the matmul.
+      operation: the matmul.
       index: which operand is the activations.
       note: why the matmul fuses no prologue; "" if it may fuse one.
     """
-    options, x = self._options, args[index]
+    options, x = self._options, operation.args[index]
     format = options.activations
     if format is None or not (options.fuse_activations or sites.is_recording()):
       return None
     found = patterns.find(x)
     if found is None:
       return None
-    result = binding_private.abstract_result(primitive, args, params)
-    origins = list(map(self._origin, args[:2]))
-    site = sites.make(
-      primitive.name, args, params, result, origins, self._prefix, self._source
-    )
+    result = operation.result_type()
+    origins = list(map(self._origin, operation.args[:2]))
+    site = sites.make(operation, result, origins, self._prefix, self._source)
     note = found.reason or note
     note = note or operands.prologue_refusal([_spec(x, format)], x.shape)
     if not note and not options.fuse_activations:
@@ -487,38 +470,34 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
       both = _straight_through(multiply, format)
       return both(x, call, weight.array, weight.layers)
 
-  def _ragged_dot(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
-  ) -> jax.Array | None:
-    lhs, rhs, *_ = args
+  def _ragged_dot(self, operation: binding_private.BoundOperation) -> jax.Array:
+    lhs, rhs, *_ = operation.args
     view, format = self.view(rhs), self._options.activations
     if view is None or self._names(lhs):
       raise facts.NotSupported("only rhs may be a quantized weight")
-    of_rows, of_weights = ragged_dots.orders(lhs, rhs, params)
+    of_rows, of_weights = ragged_dots.orders(operation)
     if view.stored != tuple(view.dims[d] for d in of_weights):
       raise facts.NotSupported(_OTHER_DIMENSIONS)
     weights, rows = view.weight.selected(), None
     with error_context.in_function(WHO):
       if format is not None:
-        rows = self._rows(primitive, args, params, of_rows, format)
+        rows = self._rows(operation, of_rows, format)
       return ragged_dots.multiplied(
-        primitive, args, params, rows, weights, self._options.implementation
+        operation, rows, weights, self._options.implementation
       )
 
   def _rows(
     self,
-    primitive: Any,
-    args: Sequence[Any],
-    params: dict[str, Any],
+    operation: binding_private.BoundOperation,
     order: tuple[int, int],
     format: formats.BlockFormat,
   ) -> scaled_array.ScaledArray:
     """Quantizes lhs of a ragged dot, with its dimensions in an order."""
-    lhs, _, group_sizes, *_ = args
+    lhs, _, group_sizes, *_ = operation.args
     note = "" if order == (0, 1) else training_ragged.OTHER_LAYOUT
     if format.has_global_scale:
       note = f"rows without a group must not change the scale of {format}"
-    call = self._call(primitive, args, params, 0, note)
+    call = self._call(operation, 0, note)
     rows = lhs.transpose(order)
     _require_blocks(rows, format)
     if format.has_global_scale:

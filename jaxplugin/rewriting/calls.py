@@ -182,8 +182,8 @@ class Walker:
     """
     raise NotImplementedError
 
-  def leave(self, operation: str, x: Any, fact: Any, reason: str) -> None:
-    """Notes that functions of an operation do not know a fact."""
+  def leave(self, name: str, x: Any, fact: Any, reason: str) -> None:
+    """Notes that functions of an operation of a name do not know a fact."""
 
   def trace_inside(
     self,
@@ -230,42 +230,49 @@ class Walker:
     return []
 
 
-# Arguments and parameters of a new operation, and how many results it returns
-# before those of the old one.
-Call = tuple[list[Any], dict[str, Any], int]
+@dataclasses.dataclass(frozen=True)
+class Call:
+  """A call that replaces an operation with functions inside.
+
+  Attributes:
+    args, params: new arguments and parameters of its primitive.
+    first: how many results the call returns before those of the operation.
+  """
+
+  args: list[Any]
+  params: dict[str, Any]
+  first: int = 0
+
+  def results(self, primitive: Any) -> Any:
+    """Returns the results of the operation."""
+    return primitive.bind(*self.args, **self.params)[self.first :]
 
 
 def results(
-  walker: Any,
-  primitive: Any,
-  args: Sequence[Any],
-  params: dict[str, Any],
-  facts: Sequence[Any],
+  walker: Any, operation: binding_private.BoundOperation, facts: Sequence[Any]
 ) -> Any:
   """Returns the results of an operation that is traced below transformations.
 
   The walker is also an interceptor. `facts` has the fact about each argument,
   or None. Returns None if the operation cannot be followed.
   """
-  if primitive.name == _CUSTOM_VMAP:
+  args, params = operation.args, operation.params
+  if operation.name == _CUSTOM_VMAP:
     # A `vmap` then maps what the function computes, without the custom rule.
     return interception_private.evaluate(params["call"], args, walker)
-  if is_inlined(primitive, params):
+  if is_inlined(operation):
     return interception_private.evaluate(params["jaxpr"], args, walker)
-  if primitive.name not in RULES:
+  if operation.name not in RULES:
     return None
-  call = RULES[primitive.name](walker, list(args), params, list(facts))
-  if call is None:
-    return None
-  new_args, new_params, first = call
-  return primitive.bind(*new_args, **new_params)[first:]
+  call = RULES[operation.name](walker, operation, facts)
+  return None if call is None else call.results(operation.primitive)
 
 
-def is_inlined(primitive: Any, params: dict[str, Any]) -> bool:
+def is_inlined(operation: binding_private.BoundOperation) -> bool:
   """Whether JAX evaluates an operation's function in place of the operation."""
-  if primitive.name != "jit" or binding_private.is_placed(params):
+  if operation.name != "jit" or binding_private.is_placed(operation):
     return False
-  inline = params["inline"]  # a bool, or from jax 0.12 on an enum
+  inline = operation.params["inline"]  # a bool, or from jax 0.12 on an enum
   return getattr(inline, "value", inline) in (True, "jax_early", "jax_late")
 
 
@@ -314,7 +321,7 @@ def _sliced(
 
 def _unchanged(
   walker: Walker,
-  operation: str,
+  name: str,
   body: Any,
   num_consts: int,
   args: Sequence[Any],
@@ -323,7 +330,7 @@ def _unchanged(
   """Returns facts about values of a loop's carry that no trip changes.
 
   Args:
-    walker, operation: the walker and the loop.
+    walker, name: the walker, and the name of the loop's primitive.
     body: the loop's jaxpr, whose first results are the next carry.
     num_consts: how many arguments it has before the carry.
     args, facts: the carry before the loop.
@@ -332,7 +339,7 @@ def _unchanged(
   kept = list(facts)
   for i, fact in enumerate(facts):
     if fact is not None and before[i] is not body.jaxpr.outvars[i]:
-      walker.leave(operation, args[i], fact, _CARRIED)
+      walker.leave(name, args[i], fact, _CARRIED)
       kept[i] = None
   # The loop returns them, so the body takes them.
   return [
@@ -362,26 +369,28 @@ _PER_ARGUMENT: Final = {
 
 
 def _call(
-  walker: Walker, args: list[Any], params: dict[str, Any], facts: list[Any]
+  walker: Walker, operation: binding_private.BoundOperation, facts: list[Any]
 ) -> Call | None:
+  args = operation.args
   passed = _passed(walker, facts)
-  new = walker.trace_inside(params["jaxpr"], passed)
+  new = walker.trace_inside(operation.params["jaxpr"], passed)
   if not new.is_changed:
     return None
   more = [*new.consts, *walker.take_keys(new.count), *_leaves(passed)]
   taken = _taken(passed, len(args))
-  params = dict(params, jaxpr=new.jaxpr)
+  params = dict(operation.params, jaxpr=new.jaxpr)
   for name, value in _PER_ARGUMENT.items():
     if isinstance(params.get(name), tuple):
       own = _only(taken, params[name])
       params[name] = (*[value] * len(more), *own)
-  return [*more, *_only(taken, args)], params, 0
+  return Call([*more, *_only(taken, args)], params)
 
 
 def _cond(
-  walker: Walker, args: list[Any], params: dict[str, Any], facts: list[Any]
+  walker: Walker, operation: binding_private.BoundOperation, facts: list[Any]
 ) -> Call | None:
-  index, *operands = args
+  params = operation.params
+  index, *operands = operation.args
   passed = _passed(walker, facts[1:])
   # One branch runs, so all use the same numbers of keys.
   branches = [walker.trace_inside(b, passed) for b in params["branches"]]
@@ -391,12 +400,13 @@ def _cond(
   more = [*walker.take_keys(count), *_leaves(passed)]
   params = dict(params, branches=tuple(new.jaxpr for new in branches))
   operands = _only(_taken(passed, len(operands)), operands)
-  return [index, *more, *operands], params, 0
+  return Call([index, *more, *operands], params)
 
 
 def _scan(
-  walker: Walker, args: list[Any], params: dict[str, Any], facts: list[Any]
+  walker: Walker, operation: binding_private.BoundOperation, facts: list[Any]
 ) -> Call | None:
+  args, params = operation.args, operation.params
   num_consts, num_carry = binding_private.scan_sizes(params)
   first_x, length = num_consts + num_carry, params["length"]
   has_key = walker.key is not None
@@ -426,16 +436,14 @@ def _scan(
     dict(params, jaxpr=new.jaxpr), taken, consts=len(consts), xs=len(xs)
   )
   fixed = _only(taken[:first_x], args[:first_x])
-  return (
-    [*consts, *fixed, *xs, *_only(taken[first_x:], args[first_x:])],
-    params,
-    0,
-  )
+  sliced = _only(taken[first_x:], args[first_x:])
+  return Call([*consts, *fixed, *xs, *sliced], params)
 
 
 def _while(
-  walker: Walker, args: list[Any], params: dict[str, Any], facts: list[Any]
+  walker: Walker, operation: binding_private.BoundOperation, facts: list[Any]
 ) -> Call | None:
+  args, params = operation.args, operation.params
   num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
   num_consts = num_cond + num_body
   has_key = walker.key is not None
@@ -481,7 +489,7 @@ def _while(
     body_nconsts=len(of_body),
   )
   args = [*of_condition, *of_body, *trip, *args[num_consts:]]
-  return args, params, len(trip)
+  return Call(args, params, len(trip))
 
 
 def _loop_key(walker: Walker) -> Any:
@@ -508,13 +516,15 @@ _JVP: Final = ("custom_jvp_call", 1)
 _BACKWARD: Final = ("custom_vjp_call", 2)
 
 
-def is_rule_of_tangents(operation: str, index: int) -> bool:
+def is_rule_of_tangents(
+  operation: binding_private.BoundOperation, index: int
+) -> bool:
   """Whether a function of an operation takes tangents or cotangents."""
-  return (operation, index) in (_JVP, _BACKWARD)
+  return (operation.name, index) in (_JVP, _BACKWARD)
 
 
 def own_args(
-  operation: str, index: int, args: Sequence[Any], count: int
+  operation: binding_private.BoundOperation, index: int, args: Sequence[Any]
 ) -> Sequence[Any]:
   """Returns those arguments of a function that its operation also has.
 
@@ -522,10 +532,10 @@ def own_args(
     operation, index: the operation, and which of its functions.
     args: arguments of the function. After each, a `fwd` has whether it is
       differentiated. A `jvp` has tangents after all of them.
-    count: how many arguments the operation has.
   """
-  if (operation, index) == _BACKWARD:
+  if (operation.name, index) == _BACKWARD:
     return ()
+  count = len(operation.args)
   is_forward = len(args) == 2 * count and all(
     isinstance(x, bool) for x in args[1::2]
   )
@@ -567,15 +577,20 @@ def contains(
     eqn.primitive.name in names
     or (
       (in_kernels or eqn.primitive.name not in program.KERNELS)
-      and any_contains(eqn.params, names, in_kernels)
+      and any_contains(eqn, names, in_kernels)
     )
     for eqn in jaxpr.eqns
   )
 
 
 def any_contains(
-  params: dict[str, Any], names: frozenset[str], in_kernels: bool = False
+  eqn: Any, names: frozenset[str], in_kernels: bool = False
 ) -> bool:
-  """Whether a jaxpr among the parameters of an operation `contains` one."""
-  jaxprs = program.jaxprs_of(tuple(params.values()))
+  """Whether a jaxpr inside an operation `contains` one of these names.
+
+  Args:
+    eqn: a `BoundOperation` or an equation.
+    names, in_kernels: see `contains`.
+  """
+  jaxprs = program.sub_jaxprs(eqn)
   return any(contains(jaxpr, names, in_kernels) for jaxpr in jaxprs)

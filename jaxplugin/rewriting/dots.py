@@ -102,44 +102,33 @@ class Dots(calls.Walker):
 
   def replaced(
     self,
-    bind: Callable[..., Any],
-    primitive: Any,
-    args: Sequence[Any],
-    params: dict[str, Any],
+    operation: binding_private.BoundOperation,
     origins: Sequence[sources.Origin | None],
   ) -> Any:
     """Returns the results to use instead of an operation's; None to keep those.
 
     Args:
-      bind: runs the operation with other arguments and parameters.
-      primitive, args, params: the operation: a matmul, or one with jaxprs
-        inside.
+      operation: a matmul, or an operation with jaxprs inside.
       origins: the origin of each argument, or None.
     """
-    if primitive.name in sites_lib.PRODUCTS:
-      return self._product(primitive, args, params, origins)
-    if calls.is_inlined(primitive, params):
-      return self._evaluated(args, params["jaxpr"], origins)
-    called = self._call(primitive, args, params, origins)
-    if called is None:
-      return None
-    new_args, new_params, first = called
-    return bind(*new_args, **new_params)[first:]
+    if operation.name in sites_lib.PRODUCTS:
+      return self._product(operation, origins)
+    if calls.is_inlined(operation):
+      return self._evaluated(operation, origins)
+    call = self._call(operation, origins)
+    return None if call is None else call.results(operation.primitive)
 
   def _product(
     self,
-    primitive: Any,
-    args: Sequence[Any],
-    params: dict[str, Any],
+    operation: binding_private.BoundOperation,
     origins: Sequence[sources.Origin | None],
   ) -> Any:
-    result = binding_private.abstract_result(primitive, args, params)
-    site = sites_lib.make(
-      primitive.name, args, params, result, origins, self.prefix, self.source
-    )
+    args, params = operation.args, operation.params
+    result = operation.result_type()
+    site = sites_lib.make(operation, result, origins, self.prefix, self.source)
     origin = sites_lib.input_of(origins)
     recipe, implementation = None, self.transform.implementation
-    reason = sites_lib.impossible(site, args, params, result, implementation)
+    reason = sites_lib.impossible(site, operation, result, implementation)
     if not reason:
       recipe, reason = self.transform.decide(site, origin)
     is_random = recipe is not None and recipe.stochastic_rounding
@@ -147,7 +136,7 @@ class Dots(calls.Walker):
       recipe, reason = None, _NO_KEY
     decided = dataclasses.replace(site, recipe=recipe, reason=reason)
     self.known.note(args, reason)
-    given, chain = self._fused(args, decided, params)
+    given, chain = self._fused(operation, decided)
     self.sites.append(
       sites_lib.DecidedSite(site=decided, origin=origin, chain=chain)
     )
@@ -156,7 +145,7 @@ class Dots(calls.Walker):
       if scope is None:
         return None
       with scope:
-        return primitive.bind(*args, **params)
+        return operation.bind()
     self.note_change()
     keywords = {}
     if site.operation == sites_lib.DOT:
@@ -181,11 +170,14 @@ class Dots(calls.Walker):
     if self.transform.fuse_activations:
       self.results.put(x, x)
 
-  def follow(self, primitive: Any, args: Sequence[Any], out: Any) -> None:
+  def follow(
+    self, operation: binding_private.BoundOperation, results: Sequence[Any]
+  ) -> None:
     """Records what an operation that moves elements, or adds some, returns."""
-    self.known.follow(primitive, args, out)
+    self.known.follow(operation, results)
+    args = operation.args
     if self.results and any(self.results.get(x) is not None for x in args):
-      for x in out if primitive.multiple_results else [out]:
+      for x in results:
         self.note_result(x)
 
   def note_rule(self, results: Sequence[Any]) -> None:
@@ -225,17 +217,15 @@ class Dots(calls.Walker):
     return activation_gradients.attached(y, live)
 
   def _fused(
-    self,
-    args: Sequence[Any],
-    site: sites_lib.Site,
-    params: dict[str, Any],
+    self, operation: binding_private.BoundOperation, site: sites_lib.Site
   ) -> tuple[list[Any], sites_lib.Chain | None]:
     """Returns operands of a matmul, with a prologue if it can be fused.
 
     Args:
-      args, params: operands and parameters of JAX's operation.
-      site: the matmul, after the decision.
+      operation: JAX's matmul.
+      site: the same, after the decision.
     """
+    args = operation.args
     given, reason = self.known.given(args), site.reason
     index = 1 if site.weight == "lhs" else 0
     is_fusing = self.transform.fuse_activations and not reason
@@ -253,9 +243,7 @@ class Dots(calls.Walker):
     if reason:
       note = f"the matmul is not quantized: {reason}"
     if not note:
-      note, in_training = sites_lib.prologue_refusals(
-        site, (args[0], args[1]), params
-      )
+      note, in_training = sites_lib.prologue_refusals(site, operation)
     if not note and not is_fusing:
       note = f"pass fuse_activations=True to {_WHO}"
     is_fused = not note
@@ -271,8 +259,7 @@ class Dots(calls.Walker):
 
   def _evaluated(
     self,
-    args: Sequence[Any],
-    jaxpr: Any,
+    operation: binding_private.BoundOperation,
     origins: Sequence[sources.Origin | None],
   ) -> list[Any] | None:
     """Evaluates the function of a `jit` that JAX inlines, such as `jnp.matmul`.
@@ -280,6 +267,7 @@ class Dots(calls.Walker):
     Its matmuls then see how their operands are computed. Returns None if the
     function has none.
     """
+    args, jaxpr = operation.args, operation.params["jaxpr"]
     if jax_private.is_own(jaxpr) or not calls.contains(jaxpr, _DECIDED):
       return None
     inside = copy.copy(self)
@@ -288,58 +276,50 @@ class Dots(calls.Walker):
     rewriter = Rewriter(inside, list(zip(args, origins, strict=True)))
     return interception_private.evaluate(jaxpr, args, rewriter)
 
-  def _leave_inside(self, primitive: Any, params: dict[str, Any]) -> None:
+  def _leave_inside(self, operation: binding_private.BoundOperation) -> None:
     """Records the matmuls inside an operation that `quantize_dots` skips."""
-    reason = f"it is inside {primitive.name}, which {_WHO} does not enter"
-    for jaxpr in program.jaxprs_of(tuple(params.values())):
-      for operation in program.operations(jaxpr):
-        eqn = operation.eqn
+    reason = f"it is inside {operation.name}, which {_WHO} does not enter"
+    for jaxpr in program.sub_jaxprs(operation):
+      for traced in program.operations(jaxpr):
+        eqn = traced.eqn
         if eqn.primitive.name in sites_lib.PRODUCTS:
           site = sites_lib.make(
-            eqn.primitive.name,
-            [v.aval for v in eqn.invars],
-            eqn.params,
+            binding_private.BoundOperation.of_equation(eqn),
             eqn.outvars[0].aval,
             (None, None),
             self.prefix,
-            operation.source or self.source,
+            traced.source or self.source,
           )
           left = dataclasses.replace(site, reason=reason)
           flow = program.ControlFlow(
-            trips=operation.trips, is_conditional=operation.is_conditional
+            trips=traced.trips, is_conditional=traced.is_conditional
           )
           self.sites.append(sites_lib.DecidedSite(site=left, flow=flow))
 
   def _call(
     self,
-    primitive: Any,
-    args: Sequence[Any],
-    params: dict[str, Any],
+    operation: binding_private.BoundOperation,
     origins: Sequence[sources.Origin | None],
   ) -> calls.Call | None:
     """Returns what to call instead of an operation with jaxprs inside.
 
     Returns None if the operation can stay as it is.
     """
-    if primitive.name == "jit" and jax_private.is_own(params["jaxpr"]):
+    name = operation.name
+    if name == "jit" and jax_private.is_own(operation.params["jaxpr"]):
       return None
-    if not calls.any_contains(params, _DECIDED):
+    if not calls.any_contains(operation, _DECIDED):
       return None
-    with sites_lib.inside(primitive, params, self.sites):
-      patterns.record_outside(
-        primitive,
-        args,
-        params,
-        [o if o is not None and o.is_parameter else None for o in origins],
-        self.prefix,
-      )
-      if primitive.name not in calls.RULES:
-        self.known.refuse_inside(primitive, args)
-        if not primitive.name.startswith(_OWN):
-          self._leave_inside(primitive, params)
+    with sites_lib.inside(operation, self.sites):
+      parameters = [o if o and o.is_parameter else None for o in origins]
+      patterns.record_outside(operation, parameters, self.prefix)
+      if name not in calls.RULES:
+        self.known.refuse_inside(operation)
+        if not name.startswith(_OWN):
+          self._leave_inside(operation)
         return None
-      facts = self.known.facts(args, origins)
-      return calls.RULES[primitive.name](self, list(args), params, facts)
+      facts = self.known.facts(operation.args, origins)
+      return calls.RULES[name](self, operation, facts)
 
   # As a `calls.Walker`.
 
@@ -348,9 +328,7 @@ class Dots(calls.Walker):
   ) -> tuple[operands.Fact, tuple[bool, ...]]:
     return fact.layers(length)
 
-  def leave(
-    self, operation: str, x: Any, fact: operands.Fact, reason: str
-  ) -> None:
+  def leave(self, name: str, x: Any, fact: operands.Fact, reason: str) -> None:
     fact.note(False, reason)
 
   def trace_inside(
@@ -402,7 +380,7 @@ class Dots(calls.Walker):
   def _source_of(self, jaxpr: Any) -> str:
     return self.source or sites_lib.source_of_call(jaxpr)
 
-  def for_functions(self, operation: str) -> Dots:
+  def for_functions(self, name: str) -> Dots:
     """Returns a copy for the functions that an operation calls.
 
     The copy's base key is a value of the current trace. Rules of custom
@@ -413,18 +391,18 @@ class Dots(calls.Walker):
     new = copy.copy(self)
     new.parent = weakref.ref(self)
     new.key = None
-    if operation not in calls.CUSTOM_RULES:
+    if name not in calls.CUSTOM_RULES:
       base = self.key(self.number + _MOST_INSIDE)
       new.key = lambda count: base
     return new
 
-  def nested(self, names: tuple[str, ...], operation: str) -> Dots:
+  def nested(self, names: tuple[str, ...], name: str) -> Dots:
     """Returns a `Dots` for a function that an operation in scopes calls."""
     is_reset = tuple(sites_lib.scope_names()) != names
     return Dots(
       self.transform,
       prefix=self.prefix + (names if is_reset else ()),
-      key=None if operation in calls.CUSTOM_RULES else self.key,
+      key=None if name in calls.CUSTOM_RULES else self.key,
       number=self.number,
       parent=weakref.ref(self),
     )
@@ -507,18 +485,16 @@ class Rewriter(interception_private.Interceptor):
     for x, origin in origins:
       self._origins.add(x, origin)
 
-  def replace(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
-  ) -> Any:
-    if primitive is base_key_p:
-      return self._base_key(params)
-    if self._is_left(primitive):
+  def replace(self, operation: binding_private.BoundOperation) -> Any:
+    if operation.primitive is base_key_p:
+      return self._base_key(operation.params)
+    if self._is_left(operation):
       return None
-    patterns.record_own(primitive, params, args)
-    given = (primitive, args, params, self._origins.of_all(args))
-    out = self._dots.replaced(primitive.bind, *given)
+    patterns.record_own(operation)
+    origins = self._origins.of_all(operation.args)
+    out = self._dots.replaced(operation, origins)
     if out is not None:
-      self._origins.note(primitive, args, params, out)
+      self._origins.note(operation, operation.results_of(out))
     return out
 
   def _base_key(self, params: dict[str, Any]) -> Any:
@@ -535,9 +511,9 @@ class Rewriter(interception_private.Interceptor):
       return base
     return products.fold_in(base, _INNER + self._first)
 
-  def _is_left(self, primitive: Any) -> bool:
+  def _is_left(self, operation: binding_private.BoundOperation) -> bool:
     """Whether an operation was decided about before, or is inside a kernel."""
-    if primitive.name in program.KERNELS:
+    if operation.name in program.KERNELS:
       return True
     names = jax_private.scopes()[self._depth :]
     return any(
@@ -545,26 +521,25 @@ class Rewriter(interception_private.Interceptor):
     )
 
   def note(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
+    self, operation: binding_private.BoundOperation, results: Sequence[Any]
   ) -> None:
-    self._origins.note(primitive, args, params, out)
-    self._dots.follow(primitive, args, out)
+    self._origins.note(operation, results)
+    self._dots.follow(operation, results)
 
   def inside(
-    self, primitive: Any, args: Sequence[Any], index: int
+    self, operation: binding_private.BoundOperation, index: int
   ) -> interception_private.MakeInterceptor:
-    self._dots.known.refuse_inside(primitive, args)
-    name = primitive.name
-    is_rule = calls.is_rule_of_tangents(name, index)
-    origins = [] if is_rule else self._origins.of_all(args)
+    self._dots.known.refuse_inside(operation)
+    is_rule = calls.is_rule_of_tangents(operation, index)
+    origins = [] if is_rule else self._origins.of_all(operation.args)
     outer, names = self._dots, tuple(sites_lib.scope_names())
-    if primitive.name in calls.CUSTOM_RULES:
+    if operation.name in calls.CUSTOM_RULES:
       outer.note_change()  # its rules may contain matmuls
 
     def make(args: Sequence[Any]) -> Rewriter:
-      dots = outer.nested(names, primitive.name)
+      dots = outer.nested(names, operation.name)
       dots.sites = outer.sites
-      own = calls.own_args(name, index, args, len(origins))
+      own = calls.own_args(operation, index, args)
       return Rewriter(dots, list(zip(own, origins, strict=False)))
 
     return make

@@ -26,6 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.jaxext import tangents
+from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.quantization import dequantization, problems
 
 # Dtypes of dequantized values.
@@ -229,29 +230,26 @@ def atoms_of(size: int) -> Atoms:
   return (Atom(size),) if size != 1 else ()
 
 
-def applied(
-  primitive: Any,
-  operands: Sequence[ArrayProduct | None],
-  params: Mapping[str, Any],
+def _applied(
+  eqn: Any, operands: Sequence[ArrayProduct | None]
 ) -> Sequence[ArrayProduct | None]:
   """Returns the products that the results of an operation are.
 
   Args:
-    primitive: the operation.
+    eqn: the operation: a `BoundOperation` or an equation.
     operands: products, or None for an operand that is not one.
-    params: of the operation.
   """
-  if primitive.name == "jit":
-    return _of_jaxpr(params["jaxpr"], operands)
-  rule = _RULES.get(primitive.name)
+  if eqn.primitive.name == "jit":
+    return _of_jaxpr(eqn.params["jaxpr"], operands)
+  rule = _RULES.get(eqn.primitive.name)
   if rule is None or any(x is None for x in operands):
     return ()
-  return (rule(*operands, **params),)
+  return (rule(*operands, **eqn.params),)
 
 
-def has_rule(primitive: Any) -> bool:
+def _has_rule(eqn: Any) -> bool:
   """Whether the results of an operation may be products."""
-  return primitive.name in _RULES or primitive.name == "jit"
+  return eqn.primitive.name in _RULES or eqn.primitive.name == "jit"
 
 
 def _of_jaxpr(
@@ -269,8 +267,8 @@ def _of_jaxpr(
     return known.get(x)
 
   for eqn in jaxpr.eqns:
-    if has_rule(eqn.primitive):
-      results = applied(eqn.primitive, list(map(read, eqn.invars)), eqn.params)
+    if _has_rule(eqn):
+      results = _applied(eqn, list(map(read, eqn.invars)))
       known.update(zip(eqn.outvars, results, strict=False))
   return [read(x) for x in jaxpr.outvars]
 
@@ -512,17 +510,12 @@ class ArrayProducts:
     self._products.put(x, product)
 
   def note(
-    self,
-    primitive: Any,
-    args: Sequence[Any],
-    params: Mapping[str, Any],
-    out: Any,
+    self, operation: binding_private.BoundOperation, results: Sequence[Any]
   ) -> None:
     """Records the products that the results of an operation are."""
-    if not has_rule(primitive):
+    if not _has_rule(operation):
       return
-    results = out if primitive.multiple_results else [out]
-    known = applied(primitive, [self.of(x) for x in args], params)
+    known = _applied(operation, list(map(self.of, operation.args)))
     for result, product in zip(results, known, strict=False):
       if product is not None:
         self.put(result, product)

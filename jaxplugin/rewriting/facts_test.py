@@ -23,16 +23,16 @@ class _Recorder:
   def __init__(self):
     self.table = facts.ArrayProducts()
 
-  def replace(self, primitive, args, params):
+  def replace(self, operation):
     return None
 
-  def rewrite(self, primitive, params):
-    return params
+  def rewrite(self, operation):
+    return operation
 
-  def note(self, primitive, args, params, out):
-    self.table.note(primitive, args, params, out)
+  def note(self, operation, results):
+    self.table.note(operation, results)
 
-  def inside(self, primitive, args, index):
+  def inside(self, operation, index):
     raise NotImplementedError
 
   def note_own(self, function, args):

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import jax
 
+from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.rewriting import sites, sources
 from jaxplugin.training import quantized_operand
 
@@ -145,12 +146,14 @@ class Operands:
     found = ((i, self._of(x)) for i, x in enumerate(args))
     return [(i, entry) for i, entry in found if entry is not None]
 
-  def follow(self, primitive: Any, args: Sequence[Any], out: Any) -> None:
+  def follow(
+    self, operation: binding_private.BoundOperation, results: Sequence[Any]
+  ) -> None:
     """Records results of an operation that are still an operand's array."""
-    results = out if isinstance(out, (list, tuple)) else [out]
+    args = operation.args
     # A derivative without jit converts to the same dtype.
-    is_same = primitive.name in _SAME or (
-      primitive.name == "convert_element_type"
+    is_same = operation.name in _SAME or (
+      operation.name == "convert_element_type"
       and results[0].dtype == args[0].dtype
     )
     if is_same:
@@ -194,12 +197,12 @@ class Operands:
       facts.append(fact)
     return facts
 
-  def refuse_inside(self, primitive: Any, args: Sequence[Any]) -> None:
+  def refuse_inside(self, operation: binding_private.BoundOperation) -> None:
     """Raises TypeError if an operand is an argument of the operation."""
-    for _, entry in self._among(args):
+    for _, entry in self._among(operation.args):
       raise TypeError(
         f"{sites.WHO}: {entry.name} is a QuantizedOperand, which matmuls"
-        f" inside {primitive.name} do not accept, got {entry.operand!r}; apply"
+        f" inside {operation.name} do not accept, got {entry.operand!r}; apply"
         f" quantize_dots to the function inside, {_REMEDY}"
       )
 

@@ -146,9 +146,7 @@ def find(x: Any) -> Found | None:
 
 
 def record_outside(
-  primitive: Any,
-  args: Sequence[Any],
-  params: dict[str, Any],
+  operation: binding_private.BoundOperation,
   weights: Sequence[sources.Origin | None],
   prefix: Sequence[str],
 ) -> None:
@@ -158,18 +156,18 @@ def record_outside(
   their operands without a prologue.
 
   Args:
-    primitive, args, params: the operation, which has jaxprs inside.
+    operation: the operation, which has jaxprs inside.
     weights: the origin of each argument that is a weight, or None. Matmuls of
       other arguments do not count.
     prefix: names of scopes around the function that is traced.
   """
-  jaxprs = list(program.jaxprs_of(tuple(params.values())))
+  jaxprs, args = program.sub_jaxprs(operation), operation.args
   if not sites.is_recording() or len(jaxprs) != 1:
     return
   (jaxpr,) = jaxprs
   if len(jaxpr.invars) != len(args):
     return
-  name = {"remat2": "checkpoint"}.get(primitive.name, primitive.name)
+  name = {"remat2": "checkpoint"}.get(operation.name, operation.name)
   matcher, values = _Matcher(), []
   for x, variable in zip(args, jaxpr.invars, strict=True):
     traced = binding_private.staged(x)
@@ -185,8 +183,6 @@ def record_outside(
       for origin in [origins[id(v)] for v in eqn.invars if id(v) in origins]:
         origins.update((id(v), origin) for v in eqn.outvars)
       continue
-    types = [v.aval for v in eqn.invars]
-    result = eqn.outvars[0].aval
     for atom, other in (eqn.invars[:2], eqn.invars[1::-1]):
       if id(other) not in origins:
         continue
@@ -195,10 +191,8 @@ def record_outside(
       if found is None or found.call is None:
         continue
       site = sites.make(
-        eqn.primitive.name,
-        types,
-        eqn.params,
-        result,
+        binding_private.BoundOperation.of_equation(eqn),
+        eqn.outvars[0].aval,
         (origins[id(other)], None),
         prefix,
       )
@@ -227,16 +221,15 @@ _OWN: Final = {
 }
 
 
-def record_own(
-  primitive: Any, params: dict[str, Any], args: Sequence[Any]
-) -> None:
+def record_own(operation: binding_private.BoundOperation) -> None:
   """Records norms and activations that code passes to this package.
 
   The code has chosen formats, so no transformation fuses them.
   """
   if sites.is_recording():
-    is_own = primitive.name == "jit" and jax_private.is_own(params["jaxpr"])
-    _record_own(params["name"] if is_own else primitive.name, args)
+    params = operation.params
+    is_own = operation.name == "jit" and jax_private.is_own(params["jaxpr"])
+    _record_own(params["name"] if is_own else operation.name, operation.args)
 
 
 def record_own_function(function: Any, args: Sequence[Any]) -> None:
@@ -360,7 +353,7 @@ class _Matcher:
       if eqn.primitive.name in calls.CUSTOM_RULES:
         self.has_custom_derivative |= not any(
           jax_private.is_own(jaxpr) or jax_private.is_relu(jaxpr)
-          for jaxpr in program.jaxprs_of(tuple(eqn.params.values()))
+          for jaxpr in program.sub_jaxprs(eqn)
         )
       if function is None:
         operands = [_Value(x, None) for x in eqn.in_tracers]
@@ -369,14 +362,14 @@ class _Matcher:
       if eqn.primitive.name not in program.CALLS:
         name, params = eqn.primitive.name, eqn.params
         return _Operation(name, params, tuple(operands), index, value)
-      jaxprs = list(program.jaxprs_of(tuple(eqn.params.values())))
+      jaxprs = program.sub_jaxprs(eqn)
       if len(jaxprs) != 1 or len(jaxprs[0].invars) != len(operands):
         return _Operation("", {}, (), 0, value)
       key = id(eqn), id(function)
       if key not in self._functions:
         self._functions[key] = eqn, _Function(jaxprs[0], operands)
       value = self._functions[key][1].value(jaxprs[0].outvars[index])
-      if eqn.primitive.name == "jit" and binding_private.is_placed(eqn.params):
+      if eqn.primitive.name == "jit" and binding_private.is_placed(eqn):
         return _Operation(_CONSTRAINT, {}, (value,), index, value)
 
   def _bare(self, value: _Value) -> _Value:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
 import weakref
@@ -248,21 +249,20 @@ class _Watcher:
 
   def bind(
     self,
-    bind: Callable[..., Any],
-    primitive: Any,
-    args: Sequence[Any],
-    params: dict[str, Any],
+    operation: binding_private.BoundOperation,
     position: binding_private.Position,
   ) -> Any:
-    if primitive.name in sources.LAYOUTS:
-      out = bind(*args, **params)
+    args = operation.args
+    if operation.name in sources.LAYOUTS:
+      out = operation.bind()
       if position.is_outer:
-        self._origins.note(primitive, args, params, out)
-        self._dots.follow(primitive, args, out)
+        results = operation.results_of(out)
+        self._origins.note(operation, results)
+        self._dots.follow(operation, results)
       return out
-    patterns.record_own(primitive, params, args)
-    if primitive in _OWN:
-      return bind(*args, **params)
+    patterns.record_own(operation)
+    if operation.primitive in _OWN:
+      return operation.bind()
     dots = self._dots_at(position)
     origins: list[sources.Origin | None] = [None] * len(args)
     if not self._is_rule:
@@ -271,47 +271,46 @@ class _Watcher:
       found = sources.parameters_among(args, position.trace)
       origins = [new or old for new, old in zip(found, origins, strict=True)]
     start = len(dots.sites)
-    out = self._bind(bind, primitive, args, params, dots, origins)
-    if _has_rule(primitive, params):
-      dots.note_rule(out if primitive.multiple_results else [out])
-    if params.get("name") == "add":  # `jnp.add`, of a bias
-      dots.follow(primitive, args, out)
+    out = self._bind(operation, dots, origins)
+    results = operation.results_of(out)
+    if _has_rule(operation):
+      dots.note_rule(results)
+    if operation.params.get("name") == "add":  # `jnp.add`, of a bias
+      dots.follow(operation, results)
     self._seen.sites += dots.sites[start:]
     sites.record(dots.sites[start:])
-    if "subfuns" not in params:
-      jaxprs = program.jaxprs_of(tuple(params.values()))
+    if "subfuns" not in operation.params:
+      jaxprs = program.sub_jaxprs(operation)
       self._seen.is_decided |= any(map(dots_lib.was_decided, jaxprs))
     if position.is_outer:
-      self._origins.note(primitive, args, params, out)
+      self._origins.note(operation, results)
     return out
 
   def _bind(
     self,
-    bind: Callable[..., Any],
-    primitive: Any,
-    args: Sequence[Any],
-    params: dict[str, Any],
+    operation: binding_private.BoundOperation,
     dots: dots_lib.Dots,
     origins: list[sources.Origin | None],
   ) -> Any:
-    if "subfuns" in params:
-      self._dots.known.refuse_inside(primitive, args)
-      functions = params["subfuns"]
-      if not jax_private.is_own(functions[0]):
-        dots = dots.for_functions(primitive.name)
-        functions = tuple(
-          binding_private.wrapped(
-            binding_private.call_watched,
-            f,
-            self._maker(primitive, dots, i, origins),
-          )
-          for i, f in enumerate(functions)
-        )
-      else:
-        patterns.record_own_function(functions[0], args)
-      return bind(*args, **dict(params, subfuns=functions))
-    out = dots.replaced(bind, primitive, args, params, origins)
-    return bind(*args, **params) if out is None else out
+    functions = operation.params.get("subfuns")
+    if functions is None:
+      out = dots.replaced(operation, origins)
+      return operation.bind() if out is None else out
+    self._dots.known.refuse_inside(operation)
+    if jax_private.is_own(functions[0]):
+      patterns.record_own_function(functions[0], operation.args)
+      return operation.bind()
+    dots = dots.for_functions(operation.name)
+    functions = tuple(
+      binding_private.wrapped(
+        binding_private.call_watched,
+        f,
+        self._maker(operation, dots, i, origins),
+      )
+      for i, f in enumerate(functions)
+    )
+    params = dict(operation.params, subfuns=functions)
+    return dataclasses.replace(operation, params=params).bind()
 
   def _dots_at(self, position: binding_private.Position) -> dots_lib.Dots:
     if position.is_outer:
@@ -322,36 +321,36 @@ class _Watcher:
 
   def _maker(
     self,
-    primitive: Any,
+    operation: binding_private.BoundOperation,
     dots: dots_lib.Dots,
     index: int,
     origins: list[sources.Origin | None],
   ) -> Callable[[Sequence[Any], dict[str, Any]], _Watcher]:
     """Returns a maker of the watcher of a function that an operation calls."""
-    is_rule = calls.is_rule_of_tangents(primitive.name, index)
+    is_rule = calls.is_rule_of_tangents(operation, index)
     origins = [] if is_rule else origins
     names = tuple(sites.scope_names())
 
     def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
-      own = calls.own_args(primitive.name, index, args, len(origins))
+      own = calls.own_args(operation, index, args)
       # A parameter that the function returns is a parameter outside of it.
       for x, origin in zip(own, origins, strict=False):
         self._origins.add(x, origin)
-      inside = dots.nested(names, primitive.name)
+      inside = dots.nested(names, operation.name)
       return _Watcher(inside, self._origins, self._seen, is_rule=is_rule)
 
     return make
 
 
-def _has_rule(primitive: Any, params: dict[str, Any]) -> bool:
+def _has_rule(operation: binding_private.BoundOperation) -> bool:
   """Returns whether a function of the code has a custom derivative.
 
   If JAX differentiates the code as it runs, it replaces such a function inside
   of a jitted or checkpointed one by its derivative.
   """
-  if primitive.name not in calls.CUSTOM_RULES:
-    return calls.any_contains(params, calls.CUSTOM_RULES)
+  if operation.name not in calls.CUSTOM_RULES:
+    return calls.any_contains(operation, calls.CUSTOM_RULES)
   return not any(
     jax_private.is_own(f) or jax_private.is_relu(f)
-    for f in (params.get("subfuns") or ())[:1]
+    for f in (operation.params.get("subfuns") or ())[:1]
   )

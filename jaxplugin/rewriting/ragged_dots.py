@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
@@ -20,6 +20,7 @@ import numpy as np
 from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.core import formats
 from jaxplugin.jaxext import tangents as tangents_lib
+from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.ragged import api, backends
 from jaxplugin.rewriting import calls, facts
 
@@ -143,25 +144,24 @@ def _global_scale(
 
 
 def refusal(
-  args: Sequence[Any], params: Mapping[str, Any], implementation: str | None
+  operation: binding_private.BoundOperation, implementation: str | None
 ) -> str:
   """Returns why no ragged dot of this package replaces one of JAX's, or "".
 
   Args:
-    args, params, implementation: see `replaced`.
+    operation, implementation: see `replaced`.
   """
-  lhs, rhs, _, *offset = args
-  if reason := _refusal_of_dimensions(lhs, rhs, params):
+  _, _, _, *offset = operation.args
+  if reason := _refusal_of_dimensions(operation):
     return reason
   if implementation not in (None, *backends.OPERATION.backends()):
     return f"a ragged dot has no implementation {implementation!r}"
   return "it has a group_offset" if any(x is not None for x in offset) else ""
 
 
-def _refusal_of_dimensions(
-  lhs: Any, rhs: Any, params: Mapping[str, Any]
-) -> str:
-  numbers = params["ragged_dot_dimension_numbers"]
+def _refusal_of_dimensions(operation: binding_private.BoundOperation) -> str:
+  lhs, rhs, *_ = operation.args
+  numbers = operation.params["ragged_dot_dimension_numbers"]
   if any(numbers.dot_dimension_numbers[1]):
     return "it has batch dimensions"
   if not numbers.rhs_group_dimensions:
@@ -172,7 +172,7 @@ def _refusal_of_dimensions(
 
 
 def orders(
-  lhs: Any, rhs: Any, params: Mapping[str, Any]
+  operation: binding_private.BoundOperation,
 ) -> tuple[tuple[int, int], tuple[int, int, int]]:
   """Returns the dimensions of one of JAX's ragged dots.
 
@@ -183,9 +183,9 @@ def orders(
   Raises:
     facts.NotSupported: If `jp.ragged_dot` does not support them.
   """
-  if reason := _refusal_of_dimensions(lhs, rhs, params):
+  if reason := _refusal_of_dimensions(operation):
     raise facts.NotSupported(reason)
-  numbers = params["ragged_dot_dimension_numbers"]
+  numbers = operation.params["ragged_dot_dimension_numbers"]
   (lhs_k,), (rhs_k,) = numbers.dot_dimension_numbers[0]
   (row,), (group,) = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
   (column,) = {0, 1, 2} - {group, rhs_k}
@@ -193,18 +193,15 @@ def orders(
 
 
 def replaced(
-  primitive: Any,
-  args: Sequence[Any],
-  params: Mapping[str, Any],
+  operation: binding_private.BoundOperation,
   known: Sequence[facts.ArrayProduct | None],
   implementation: str | None,
 ) -> jax.Array | None:
   """Computes one of JAX's ragged dots with dequantized weights.
 
   Args:
-    primitive: the primitive of `ragged_dot_general`.
-    args: lhs, rhs, group sizes; a group offset may follow.
-    params: of the operation.
+    operation: a `ragged_dot_general` of lhs, rhs, group sizes; a group offset
+      may follow.
     known: the products that lhs and rhs are, or None.
     implementation: see `ragged_dot`. A matmul across blocks, such as the
       gradient of lhs, ignores it.
@@ -218,25 +215,23 @@ def replaced(
   of_lhs, of_rhs = known
   if of_rhs is None or not is_quantized(of_rhs):
     return None
-  lhs, rhs = args[:2]
-  if _refusal_of_dimensions(lhs, rhs, params) and (
+  rhs = operation.args[1]
+  if _refusal_of_dimensions(operation) and (
     rhs.ndim < 2 or _block_scaled(of_rhs, range(rhs.ndim), "rhs") is None
   ):
     return None
-  of_rows, of_weights = orders(lhs, rhs, params)
+  of_rows, of_weights = orders(operation)
   weights = _block_scaled(of_rhs, of_weights, "rhs")
   if weights is None:
     return None
   rows = None
   if of_lhs is not None and is_quantized(of_lhs):
     rows = _rows(of_lhs, of_rows)
-  return multiplied(primitive, args, params, rows, weights, implementation)
+  return multiplied(operation, rows, weights, implementation)
 
 
 def multiplied(
-  primitive: Any,
-  args: Sequence[Any],
-  params: Mapping[str, Any],
+  operation: binding_private.BoundOperation,
   rows: scaled_array.ScaledArray | None,
   weights: scaled_array.ScaledArray,
   implementation: str | None,
@@ -244,31 +239,31 @@ def multiplied(
   """Computes one of JAX's ragged dots with quantized weights.
 
   Args:
-    primitive, args, params, implementation: see `replaced`.
+    operation, implementation: see `replaced`.
     rows: the quantized lhs as (rows, contracted), or None.
     weights: rhs as (groups, columns, contracted).
 
   Raises:
     facts.NotSupported: If `jp.ragged_dot` does not support the operation.
   """
-  lhs, rhs, group_sizes, *_ = args
-  if reason := refusal(args, params, implementation):
+  lhs, rhs, group_sizes, *_ = operation.args
+  out_sharding = operation.params["out_sharding"]
+  if reason := refusal(operation, implementation):
     raise facts.NotSupported(reason)
-  if params["out_sharding"] is not None and weights.axis != 2:
+  if out_sharding is not None and weights.axis != 2:
     raise facts.NotSupported(
       "it has an out_sharding, and the weights are not blocked along the"
       " contracting dimension"
     )
-  bind = functools.partial(primitive.bind, **params)
-  result = jax.eval_shape(bind, *args)
-  reason = calls.unsupported(result.dtype)
+  dtype = operation.result_type().dtype
+  reason = calls.unsupported(dtype)
   if reason:
     raise facts.NotSupported(reason)
   if rows is None and np.dtype(lhs.dtype) not in facts.WIDE:
     raise facts.NotSupported(
       f"lhs is {lhs.dtype}, not float32, bfloat16 or float16"
     )
-  order, _ = orders(lhs, rhs, params)
+  order, _ = orders(operation)
 
   def multiply(lhs: Any, weights: Any, group_sizes: jax.Array) -> jax.Array:
     # A plain lhs has JAX's dimensions, a block-scaled one (m, k).
@@ -279,9 +274,9 @@ def multiplied(
         lhs,
         weights,
         group_sizes,
-        preferred_element_type=result.dtype,
+        preferred_element_type=dtype,
         implementation=implementation,
-        out_sharding=params["out_sharding"],
+        out_sharding=out_sharding,
       )
     if isinstance(lhs, scaled_array.ScaledArray):
       lhs = lhs.dequantize()
@@ -289,9 +284,10 @@ def multiplied(
       lhs,
       weights.transpose(0, 2, 1),
       group_sizes,
-      preferred_element_type=result.dtype,
+      preferred_element_type=dtype,
     )
 
+  bind = functools.partial(operation.primitive.bind, **operation.params)
   return _differentiable(bind, multiply)(lhs, rhs, group_sizes, rows, weights)
 
 

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.rewriting import acceleration_test as constructs
 from jaxplugin.rewriting import facts, ragged_dots
 from jaxplugin.testing import transformations
@@ -470,9 +471,9 @@ class LeftTest(parameterized.TestCase):
     params = {"ragged_dot_dimension_numbers": numbers, "out_sharding": None}
     w = weights("mxfp8")
     args = rows(), w.dequantize(), SIZES, np.array([1], np.int32)
+    operation = binding_private.BoundOperation(None, args, params)
     with self.assertRaisesRegex(facts.NotSupported, "has a group_offset"):
-      multiplied = functools.partial(ragged_dots.multiplied, None, args, params)
-      multiplied(lambda dims: w, lambda dims: None, None)
+      ragged_dots.multiplied(operation, None, w, None)
 
   def test_result_dtype(self):
     w = weights("mxfp8")

@@ -19,6 +19,7 @@ from jaxplugin.core import formats, parameter_names
 from jaxplugin.dot import calls as dot_calls
 from jaxplugin.dot import sides
 from jaxplugin.jaxext import jax_private, program
+from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.rewriting import calls, ragged_dots, sources
 from jaxplugin.training import api as training
 from jaxplugin.training import products, quantized_operand, ragged, recipes
@@ -157,20 +158,16 @@ class Site:
 
 
 def make(
-  operation: str,
-  args: Sequence[Any],
-  params: dict[str, Any],
+  operation: binding_private.BoundOperation,
   result: Any,
   origins: Sequence[sources.Origin | None],
   prefix: Sequence[str],
   source: str = "",
 ) -> Site:
-  """Returns the site of an operation that is being traced.
+  """Returns the site of an operation.
 
   Args:
-    operation: its name, one of `PRODUCTS`.
-    args: its operands, or their types.
-    params: its parameters.
+    operation: one of `PRODUCTS`.
     result: type of the result.
     origins: the origin of each operand, or None.
     prefix: names of scopes around the function that is traced.
@@ -178,12 +175,12 @@ def make(
   """
   lhs, rhs = (
     x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
-    for x in args[:2]
+    for x in operation.args[:2]
   )
   paths = [o.path for o in origins[:2] if o is not None and o.is_parameter]
   parameter = next(filter(None, paths), "")
   return Site(
-    operation=operation,
+    operation=operation.name,
     name="/".join([*prefix, *scope_names()]) or parameter,
     parameter=parameter,
     source=source or jax_private.user_frame(),
@@ -192,7 +189,7 @@ def make(
     lhs_dtype=lhs.dtype,
     rhs_dtype=rhs.dtype,
     result_dtype=result.dtype,
-    dimension_numbers=_dimension_numbers(operation, params, lhs, rhs),
+    dimension_numbers=_dimension_numbers(operation, lhs, rhs),
     lhs_is_parameter=origins[0] is not None and origins[0].is_parameter,
     rhs_is_parameter=origins[1] is not None and origins[1].is_parameter,
   )
@@ -209,14 +206,14 @@ def input_of(origins: Sequence[sources.Origin | None]) -> sources.Origin | None:
 
 
 def _dimension_numbers(
-  operation: str, params: dict[str, Any], lhs: Any, rhs: Any
+  operation: binding_private.BoundOperation, lhs: Any, rhs: Any
 ) -> sides.DimensionNumbers:
-  if operation == _CONVOLUTION:
-    numbers = params["dimension_numbers"]
+  if operation.name == _CONVOLUTION:
+    numbers = operation.params["dimension_numbers"]
     return ((numbers.lhs_spec[1],), (numbers.rhs_spec[1],)), ((), ())
-  numbers = params[NUMBERS[operation]]
+  numbers = operation.params[NUMBERS[operation.name]]
   groups: sides.Dims = ()
-  if operation == RAGGED:
+  if operation.name == RAGGED:
     groups = tuple(map(int, numbers.rhs_group_dimensions))
     numbers = numbers.dot_dimension_numbers
   contracting, (lhs_batch, rhs_batch) = dot_calls.canonical_dimension_numbers(
@@ -254,22 +251,22 @@ def scope_of(site: Site) -> contextlib.AbstractContextManager[None] | None:
 
 def impossible(
   site: Site,
-  args: Sequence[Any],
-  params: dict[str, Any],
+  operation: binding_private.BoundOperation,
   result: Any,
   implementation: str | None,
 ) -> str:
   """Returns why no recipe supports a site; "" if recipes do.
 
   Args:
-    site: the site.
-    args, params, result: the operation, and the type of its result.
+    site, operation: the site, and its operation.
+    result: type of the result.
     implementation: see `quantize_dots`.
   """
+  params = operation.params
   if site.operation == _CONVOLUTION:
     return "it is a convolution, which no recipe supports"
   if site.operation == RAGGED:
-    if reason := ragged_dots.refusal(args, params, implementation):
+    if reason := ragged_dots.refusal(operation, implementation):
       return reason
     if site.weight == "lhs":
       return "lhs is the parameter of a ragged dot, whose weights are rhs"
@@ -399,25 +396,25 @@ def _dot_general(
 
 
 def prologue_refusals(
-  site: Site, arrays: tuple[Any, Any], params: dict[str, Any]
+  site: Site, operation: binding_private.BoundOperation
 ) -> tuple[str, str]:
   """Returns those of `quantized_operand` for the recipe of a site.
 
   Args:
     site: a site with a weight and a recipe.
-    arrays, params: operands and parameters of its operation.
+    operation: its operation.
   """
+  lhs, rhs, *_ = operation.args
   if site.operation == RAGGED:
-    return ragged.prologue_refusals(
-      site.recipe, *arrays, params[NUMBERS[RAGGED]]
-    )
+    numbers = operation.params[NUMBERS[RAGGED]]
+    return ragged.prologue_refusals(site.recipe, lhs, rhs, numbers)
   setting = products.Setting(
     scheme=products.Scheme(recipe=site.recipe, weight=site.weight),
     numbers=site.dimension_numbers,
     precision=None,
-    dtype=arrays[0].dtype,
+    dtype=lhs.dtype,
   )
-  return quantized_operand.prologue_refusals(setting, arrays)
+  return quantized_operand.prologue_refusals(setting, (lhs, rhs))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -557,7 +554,7 @@ def record_chain(chain: Chain) -> None:
 
 @contextlib.contextmanager
 def inside(
-  primitive: Any, params: dict[str, Any], sites: list[DecidedSite]
+  operation: binding_private.BoundOperation, sites: list[DecidedSite]
 ) -> Iterator[None]:
   """Adds the control flow of an operation to the matmuls that are in it.
 
@@ -569,6 +566,8 @@ def inside(
   yield
   for items, size in zip(lists, sizes, strict=True):
     items[size:] = [
-      dataclasses.replace(x, flow=x.flow.inside(primitive.name, params))
+      dataclasses.replace(
+        x, flow=x.flow.inside(operation.name, operation.params)
+      )
       for x in items[size:]
     ]

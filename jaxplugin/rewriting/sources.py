@@ -112,38 +112,27 @@ class Origins:
     return [self.of(x) for x in args]
 
   def note(
-    self,
-    primitive: Any,
-    args: Sequence[Any],
-    params: dict[str, Any],
-    out: Any,
+    self, operation: binding_private.BoundOperation, results: Sequence[Any]
   ) -> None:
     """Adds results that have the elements of an operand in another layout.
 
     JAX stores which operation computed a traced value. For concrete arrays this
     table is the only record.
     """
-    origins = self.of_all(args)
+    origins = self.of_all(operation.args)
     if not any(origins):
       return
-    results = out if primitive.multiple_results else [out]
     for i, result in enumerate(results):
-      source = source_of(primitive, params, args, i)
+      source = source_of(operation, i)
       if source is not None:
         self.add(result, origins[source])
 
 
 def source_of(
-  primitive: Any, params: dict[str, Any], operands: Sequence[Any], result: int
+  operation: binding_private.BoundOperation, result: int
 ) -> int | None:
-  """Returns the index of the operand whose elements a result has, or None.
-
-  Args:
-    primitive, params: the operation.
-    operands: values, or variables of a jaxpr.
-    result: index of the result.
-  """
-  name = primitive.name
+  """Returns the index of the operand whose elements a result has, or None."""
+  name = operation.name
   if name in _LAYOUTS:
     return 0
   if name in _SIDE_BY_SIDE:
@@ -151,21 +140,21 @@ def source_of(
   if name == _TIE:
     return 1
   if name == _GATHER:
-    return 0 if _is_one_slice(params, operands[1]) else None
+    return 0 if _is_one_slice(operation) else None
   if name not in _CALLS:
     return None
-  jaxprs = list(program.jaxprs_of(tuple(params.values())))
+  jaxprs = program.sub_jaxprs(operation)
   return _source_in(jaxprs[0], result) if len(jaxprs) == 1 else None
 
 
-def _is_one_slice(params: dict[str, Any], indices: Any) -> bool:
+def _is_one_slice(gather: binding_private.BoundOperation) -> bool:
   """Whether a gather selects one matrix of a stack.
 
   A gather of vectors does not count: a row of an embedding is an activation.
   """
-  aval = getattr(indices, "aval", indices)
-  is_one = len(aval.shape) == 1
-  return is_one and len(params["dimension_numbers"].offset_dims) >= 2
+  _, indices = gather.args
+  offset_dims = gather.params["dimension_numbers"].offset_dims
+  return indices.ndim == 1 and len(offset_dims) >= 2
 
 
 @jax_private.cache_by_jaxpr
@@ -180,7 +169,8 @@ def _source_in(jaxpr: Any, result: int) -> int | None:
     return None  # a literal
   while variable in makers:
     eqn, index = makers[variable]
-    source = source_of(eqn.primitive, eqn.params, eqn.invars, index)
+    operation = binding_private.BoundOperation.of_equation(eqn)
+    source = source_of(operation, index)
     if source is None or hasattr(eqn.invars[source], "val"):
       return None
     variable = eqn.invars[source]
@@ -194,9 +184,11 @@ def _source_of_traced(x: Any) -> Any:
   if made is None:
     return None
   eqn, index = made
-  operands = eqn.in_tracers
-  source = source_of(eqn.primitive, eqn.params, operands, index)
-  return None if source is None else operands[source]
+  operation = binding_private.BoundOperation(
+    eqn.primitive, eqn.in_tracers, eqn.params
+  )
+  source = source_of(operation, index)
+  return None if source is None else operation.args[source]
 
 
 def is_given(x: Any, trace: Any) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import jax
@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 from jaxplugin import quantization
 from jaxplugin.arrays import layouts, placement, scaled_array
 from jaxplugin.jaxext import mesh_axes
+from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.rewriting import facts
 
 
@@ -316,9 +317,8 @@ class View:
     return value, facts.ArrayProduct(self.dims, (factor,))
 
 
-# Operations that the quantized weight can do. Each function takes a view, and
-# the arguments and parameters of an operation on it. It returns the views that
-# the operation's results are.
+# Operations that the quantized weight can do. Each function takes a view and an
+# operation on it, and returns the views that the operation's results are.
 
 
 def _wide(index: Any) -> jax.Array:
@@ -331,9 +331,8 @@ def _clipped(index: jax.Array, last: int) -> jax.Array:
   return jnp.clip(index, 0, last).astype(np.int32)
 
 
-def _slice(
-  view: View, args: Sequence[Any], params: Mapping[str, Any]
-) -> list[View]:
+def _slice(view: View, operation: binding_private.BoundOperation) -> list[View]:
+  params = operation.params
   strides = params["strides"] or (1,) * len(view.dims)
   limits = zip(
     params["start_indices"], params["limit_indices"], strides, strict=True
@@ -345,31 +344,29 @@ def _slice(
 
 
 def _dynamic_slice(
-  view: View, args: Sequence[Any], params: Mapping[str, Any]
+  view: View, operation: binding_private.BoundOperation
 ) -> list[View]:
-  _, *starts = args
-  sizes = params["slice_sizes"]
+  _, *starts = operation.args
+  sizes = operation.params["slice_sizes"]
   for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
     last = view.size(dim) - size
     view = view.cut(dim, _clipped(_wide(start), last), size)
   return [view]
 
 
-def _split(
-  view: View, args: Sequence[Any], params: Mapping[str, Any]
-) -> list[View]:
-  sizes = list(map(int, params["sizes"]))
+def _split(view: View, operation: binding_private.BoundOperation) -> list[View]:
+  sizes = list(map(int, operation.params["sizes"]))
   starts = (sum(sizes[:i]) for i in range(len(sizes)))
   return [
-    view.cut(params["axis"], start, size)
+    view.cut(operation.params["axis"], start, size)
     for start, size in zip(starts, sizes, strict=True)
   ]
 
 
 def _unstack(
-  view: View, args: Sequence[Any], params: Mapping[str, Any]
+  view: View, operation: binding_private.BoundOperation
 ) -> list[View]:
-  axis = params["axis"]
+  axis = operation.params["axis"]
   parts = (view.cut(axis, i, 1) for i in range(view.size(axis)))
   return [
     dataclasses.replace(part, dims=part.dims[:axis] + part.dims[axis + 1 :])
@@ -378,8 +375,9 @@ def _unstack(
 
 
 def _gather(
-  view: View, args: Sequence[Any], params: Mapping[str, Any]
+  view: View, operation: binding_private.BoundOperation
 ) -> list[View]:
+  params = operation.params
   numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
   dims = [d for d, size in enumerate(sizes) if size != view.size(d)]
   fill = params["fill_value"]
@@ -394,7 +392,7 @@ def _gather(
   ):
     raise facts.NotSupported("it gathers other parts than whole rows or layers")
   (dim,) = dims
-  index = _wide(args[1][..., numbers.start_index_map.index(dim)])
+  index = _wide(operation.args[1][..., numbers.start_index_map.index(dim)])
   last = view.size(dim) - 1
   part = view.picked(dim, _clipped(index, last))
   if is_filled:
@@ -412,28 +410,27 @@ def _gather(
   return [dataclasses.replace(part, dims=tuple(order))]
 
 
-def _place(
-  view: View, args: Sequence[Any], params: Mapping[str, Any]
-) -> list[View]:
+def _place(view: View, operation: binding_private.BoundOperation) -> list[View]:
   """Places the stored arrays by the sharding of a view."""
+  params = operation.params
   sharding = params.get("dst_sharding") or params["sharding"]
   if isinstance(sharding, NamedSharding):
     sharding = facts.laid_out_sharding(sharding, view.dims, view.stored)
   return [dataclasses.replace(view, weight=view.weight.placed(sharding))]
 
 
-def _vary(
-  view: View, args: Sequence[Any], params: Mapping[str, Any]
-) -> list[View]:
+def _vary(view: View, operation: binding_private.BoundOperation) -> list[View]:
   """Lets the stored arrays vary over axes of a `shard_map`."""
-  vary = functools.partial(lax.pcast, axis_name=params["axes"], to="varying")
+  axes = operation.params["axes"]
+  vary = functools.partial(lax.pcast, axis_name=axes, to="varying")
   return [dataclasses.replace(view, weight=jax.tree.map(vary, view.weight))]
 
 
 def _all_gather(
-  view: View, args: Sequence[Any], params: Mapping[str, Any]
+  view: View, operation: binding_private.BoundOperation
 ) -> list[View]:
   """Gathers the stored arrays of all devices of a `shard_map`."""
+  params = operation.params
   if not params["tiled"] or params["axis_index_groups"] is not None:
     raise facts.NotSupported("it adds a dimension, or gathers within groups")
   dim = params["all_gather_dimension"]
@@ -446,9 +443,8 @@ def _all_gather(
   return [dataclasses.replace(view, weight=weight).resized({first: whole})]
 
 
-PARTS: Final[
-  Mapping[str, Callable[[View, Sequence[Any], Mapping[str, Any]], list[View]]]
-] = {
+_Rule = Callable[[View, binding_private.BoundOperation], list[View]]
+PARTS: Final[Mapping[str, _Rule]] = {
   "slice": _slice,
   "dynamic_slice": _dynamic_slice,
   "split": _split,

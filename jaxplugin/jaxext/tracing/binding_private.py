@@ -26,6 +26,44 @@ from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
 from jax.extend import core as extend_core
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class BoundOperation:
+  """An operation that code binds, or an equation of a jaxpr.
+
+  Attributes:
+    primitive: its primitive.
+    args: its arguments; types of them for an equation.
+    params: its parameters.
+  """
+
+  primitive: Any
+  args: Sequence[Any]
+  params: dict[str, Any]
+
+  @classmethod
+  def of_equation(cls, eqn: Any) -> BoundOperation:
+    return cls(eqn.primitive, [v.aval for v in eqn.invars], eqn.params)
+
+  @property
+  def name(self) -> str:
+    """The name of the primitive."""
+    return self.primitive.name
+
+  def bind(self) -> Any:
+    """Runs the operation."""
+    return self.primitive.bind(*self.args, **self.params)
+
+  def results_of(self, out: Any) -> list[Any]:
+    """Returns the results that `bind` returned as a list."""
+    return list(out) if self.primitive.multiple_results else [out]
+
+  def result_type(self) -> Any:
+    """Returns the type of the result of an operation with one result."""
+    types = map(core.typeof, self.args)
+    aval, _ = self.primitive.abstract_eval(*types, **self.params)
+    return aval
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Position:
   """The trace of JAX that an operation is bound in.
@@ -52,18 +90,10 @@ class Watcher(Protocol):
   @property
   def primitives(self) -> frozenset[Any]: ...
 
-  def bind(
-    self,
-    bind: Callable[..., Any],
-    primitive: Any,
-    args: Sequence[Any],
-    params: dict[str, Any],
-    position: Position,
-  ) -> Any:
+  def bind(self, operation: BoundOperation, position: Position) -> Any:
     """Returns the results of an operation.
 
-    `bind(*args, **params)` is JAX's own method. The watcher does not see
-    operations that this method runs.
+    The watcher does not see operations that this method binds.
     """
 
 
@@ -91,8 +121,13 @@ _MODULES: Final = (
 )
 
 
-def is_placed(params: dict[str, Any]) -> bool:
-  """Whether a `jit` gives a sharding or layout of an argument or a result."""
+def is_placed(jit: Any) -> bool:
+  """Whether a `jit` gives a sharding or layout of an argument or a result.
+
+  Args:
+    jit: a `BoundOperation` or an equation.
+  """
+  params = jit.params
   shardings = (*params["in_shardings"], *params["out_shardings"])
   layouts = (*params["in_layouts"], *params["out_layouts"])
   return any(not isinstance(s, type(UNSPECIFIED)) for s in shardings) or any(
@@ -132,7 +167,8 @@ def _bind(
   if position is None:
     return bind(*args, **params)
   with unwatched():
-    return watch.watcher.bind(bind, primitive, args, params, position)
+    operation = BoundOperation(primitive, args, params)
+    return watch.watcher.bind(operation, position)
 
 
 def _is_written() -> bool:
@@ -194,9 +230,9 @@ class PassingTrace(core.Trace):
     self.parent_trace = parent
     self.requires_low = parent.requires_low
 
-  def inside(self, primitive, args, *functions):
+  def inside(self, operation, *functions):
     """Returns the functions of an operation, in place of `functions`."""
-    del primitive, args
+    del operation
     return functions
 
   def stage_value(self, val):
@@ -206,11 +242,12 @@ class PassingTrace(core.Trace):
     return self.parent_trace.process_primitive(primitive, tracers, params)
 
   def process_call(self, primitive, f, tracers, params, /):
-    (f,) = self.inside(primitive, tracers, f)
+    (f,) = self.inside(BoundOperation(primitive, tracers, params), f)
     return self.parent_trace.process_call(primitive, f, tracers, params)
 
   def process_custom_jvp_call(self, primitive, fun, jvp, tracers, /, **params):
-    functions = self.inside(primitive, tracers, fun, jvp)
+    operation = BoundOperation(primitive, tracers, params)
+    functions = self.inside(operation, fun, jvp)
     return self.parent_trace.process_custom_jvp_call(
       primitive, *functions, tracers, **params
     )
@@ -218,13 +255,14 @@ class PassingTrace(core.Trace):
   def process_custom_vjp_call(
     self, primitive, fun, fwd, bwd, tracers, /, **params
   ):
-    functions = self.inside(primitive, tracers, fun, fwd, bwd)
+    operation = BoundOperation(primitive, tracers, params)
+    functions = self.inside(operation, fun, fwd, bwd)
     return self.parent_trace.process_custom_vjp_call(
       primitive, *functions, tracers, **params
     )
 
   def process_shard_map(self, primitive, fun, args, /, **params):
-    (fun,) = self.inside(primitive, args, fun)
+    (fun,) = self.inside(BoundOperation(primitive, args, params), fun)
     return self.parent_trace.process_shard_map(primitive, fun, args, **params)
 
 
@@ -410,11 +448,3 @@ def resized_scan(
     return dict(params, ft_in=flattree.pack(every))
   num_consts = params["num_consts"]
   return dict(params, num_consts=sum(kept[:num_consts]) + consts)
-
-
-def abstract_result(
-  primitive: Any, args: Sequence[Any], params: dict[str, Any]
-) -> Any:
-  """Returns the type of the result of an operation with one result."""
-  aval, _ = primitive.abstract_eval(*map(core.typeof, args), **params)
-  return aval

@@ -27,27 +27,27 @@ class Interceptor(Protocol):
   intercepted function receives the operations that they run.
   """
 
-  def replace(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
-  ) -> Any:
+  def replace(self, operation: binding_private.BoundOperation) -> Any:
     """Returns results to use instead of the operation's, or None."""
 
-  def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of an operation that is not replaced."""
-    return params
+  def rewrite(
+    self, operation: binding_private.BoundOperation
+  ) -> binding_private.BoundOperation:
+    """Returns what to run for an operation that is not replaced."""
+    return operation
 
   def note(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
+    self, operation: binding_private.BoundOperation, results: Sequence[Any]
   ) -> None:
     """Receives the results of an operation that was not replaced."""
 
   def inside(
-    self, primitive: Any, args: Sequence[Any], index: int
+    self, operation: binding_private.BoundOperation, index: int
   ) -> MakeInterceptor:
     """Returns a function that makes the interceptor of a function inside.
 
-    The function of `index` 0 takes `args`. Others are the operation's rules
-    (`jvp`; `fwd` and `bwd`).
+    The function of `index` 0 takes the arguments of the operation. Others are
+    its rules (`jvp`; `fwd` and `bwd`).
     """
 
   def shards(
@@ -94,22 +94,23 @@ class _InterceptingTrace(binding_private.PassingTrace):
     self.interceptor = interceptor
 
   def process_primitive(self, primitive, tracers, params, /):
+    operation = binding_private.BoundOperation(primitive, tracers, params)
     with core.set_current_trace(self.parent_trace):
-      out = self.interceptor.replace(primitive, tracers, params)
+      out = self.interceptor.replace(operation)
       if out is not None:
         return out
-      params = self.interceptor.rewrite(primitive, params)
-    out = super().process_primitive(primitive, tracers, params)
-    self.interceptor.note(primitive, tracers, params, out)
+      operation = self.interceptor.rewrite(operation)
+    out = super().process_primitive(primitive, tracers, operation.params)
+    self.interceptor.note(operation, operation.results_of(out))
     return out
 
-  def inside(self, primitive, args, *functions):
+  def inside(self, operation, *functions):
     if jax_private.is_own(functions[0]):
-      self.interceptor.note_own(functions[0], args)
+      self.interceptor.note_own(functions[0], operation.args)
       return functions
     return [
       binding_private.wrapped(
-        _call_intercepted, f, self.interceptor.inside(primitive, args, i)
+        _call_intercepted, f, self.interceptor.inside(operation, i)
       )
       for i, f in enumerate(functions)
     ]
