@@ -11,7 +11,6 @@ traced again, by a walker that has the same facts about their arguments.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -76,20 +75,19 @@ def _leaves(passed: Sequence[Passed], *, each_trip: bool = False) -> list[Any]:
 class Extra:
   """Arguments that a function inside an operation takes besides its own ones.
 
-  The base key and arrays come first. The number of the trip, and arrays that
-  differ from trip to trip, come before the argument `in_loop`.
+  The base key and arrays come first. In a loop, the number of the trip (if
+  there is a key) and arrays that differ from trip to trip come before the
+  argument `in_loop`.
 
   Attributes:
     key: type of the base key; None if there is no key.
     passed: the facts about its arguments.
-    in_loop: see above.
-    has_trip: whether it takes the number of the trip.
+    in_loop: see above; None outside of loops.
   """
 
   key: Any = None
   passed: tuple[Passed, ...]
-  in_loop: int = 0
-  has_trip: bool = False
+  in_loop: int | None = None
 
   def trace(
     self,
@@ -109,7 +107,7 @@ class Extra:
     """
     fixed, slices = (_leaves(self.passed, each_trip=f) for f in (False, True))
     first = [] if self.key is None else [self.key]
-    trip = [_TRIP] if self.has_trip else []
+    trip = [_TRIP] if first and self.in_loop is not None else []
 
     def split(
       extra: Sequence[Any], own: list[Any]
@@ -132,7 +130,7 @@ class Extra:
       split,
       [
         *((0, type) for type in (*first, *fixed)),
-        *((self.in_loop, type) for type in (*trip, *slices)),
+        *((self.in_loop or 0, type) for type in (*trip, *slices)),
       ],
       frozenset(p.argument for p in self.passed if p.is_dropped),
       finish,
@@ -190,8 +188,7 @@ class Walker:
     jaxpr: Any,
     passed: Sequence[Passed],
     *,
-    in_loop: int = 0,
-    has_trip: bool = False,
+    in_loop: int | None = None,
     returns_trip: bool = False,
     number: int | None = None,
   ) -> Inside:
@@ -200,8 +197,9 @@ class Walker:
     Args:
       jaxpr: the function.
       passed: facts about its arguments.
-      in_loop, has_trip: see `Extra`.
-      returns_trip: whether it returns the next trip's number before all else.
+      in_loop: see `Extra`.
+      returns_trip: whether it returns the next trip's number, if it takes one,
+        before all else.
       number: the first number of its keys, by default the next one.
     """
     extra = Extra(passed=tuple(p.types() for p in passed), in_loop=in_loop)
@@ -369,7 +367,9 @@ _PER_ARGUMENT: Final = {
 
 
 def _call(
-  walker: Walker, operation: binding_private.BoundOperation, facts: list[Any]
+  walker: Walker,
+  operation: binding_private.BoundOperation,
+  facts: Sequence[Any],
 ) -> Call | None:
   args = operation.args
   passed = _passed(walker, facts)
@@ -387,7 +387,9 @@ def _call(
 
 
 def _cond(
-  walker: Walker, operation: binding_private.BoundOperation, facts: list[Any]
+  walker: Walker,
+  operation: binding_private.BoundOperation,
+  facts: Sequence[Any],
 ) -> Call | None:
   params = operation.params
   index, *operands = operation.args
@@ -404,12 +406,13 @@ def _cond(
 
 
 def _scan(
-  walker: Walker, operation: binding_private.BoundOperation, facts: list[Any]
+  walker: Walker,
+  operation: binding_private.BoundOperation,
+  facts: Sequence[Any],
 ) -> Call | None:
   args, params = operation.args, operation.params
   num_consts, num_carry = binding_private.scan_sizes(params)
   first_x, length = num_consts + num_carry, params["length"]
-  has_key = walker.key is not None
   carry = slice(num_consts, first_x)
   passed = [
     *_passed(walker, facts[:num_consts]),
@@ -418,17 +421,11 @@ def _scan(
     ),
     *_sliced(walker, args[first_x:], facts[first_x:], first_x, length),
   ]
-  new = walker.trace_inside(
-    params["jaxpr"],
-    passed,
-    in_loop=first_x,
-    has_trip=has_key,
-    number=0,
-  )
+  new = walker.trace_inside(params["jaxpr"], passed, in_loop=first_x, number=0)
   if not new.is_changed:
     return None
   consts, xs = _leaves(passed), _leaves(passed, each_trip=True)
-  if has_key:
+  if walker.key is not None:
     consts = [_loop_key(walker), *consts]
     xs = [jnp.arange(length, dtype=np.uint32), *xs]
   taken = _taken(passed, len(args))
@@ -441,12 +438,13 @@ def _scan(
 
 
 def _while(
-  walker: Walker, operation: binding_private.BoundOperation, facts: list[Any]
+  walker: Walker,
+  operation: binding_private.BoundOperation,
+  facts: Sequence[Any],
 ) -> Call | None:
   args, params = operation.args, operation.params
   num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
   num_consts = num_cond + num_body
-  has_key = walker.key is not None
   carry = _unchanged(
     walker,
     "while",
@@ -461,21 +459,20 @@ def _while(
   ]
   in_condition = [*_passed(walker, facts[:num_cond]), *shifted]
   in_body = [*_passed(walker, facts[num_cond:num_consts]), *carry]
-  inside = functools.partial(walker.trace_inside, has_trip=has_key)
-  condition = inside(
+  condition = walker.trace_inside(
     params["cond_jaxpr"], in_condition, in_loop=num_cond, number=0
   )
-  body = inside(
+  body = walker.trace_inside(
     params["body_jaxpr"],
     in_body,
     in_loop=num_body,
     number=condition.count,
-    returns_trip=has_key,
+    returns_trip=True,
   )
   if not condition.is_changed and not body.is_changed:
     return None
-  base = [_loop_key(walker)] if has_key else []
-  trip = [np.uint32(0)] if has_key else []
+  base = [] if walker.key is None else [_loop_key(walker)]
+  trip = [np.uint32(0) for _ in base]
   # A carry is never dropped.
   of_condition = _only(_taken(in_condition, num_cond), args[:num_cond])
   of_body = _only(_taken(in_body, num_body), args[num_cond:num_consts])

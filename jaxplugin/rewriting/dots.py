@@ -336,8 +336,7 @@ class Dots(calls.Walker):
     jaxpr: Any,
     passed: Sequence[calls.Passed],
     *,
-    in_loop: int = 0,
-    has_trip: bool = False,
+    in_loop: int | None = None,
     returns_trip: bool = False,
     number: int | None = None,
   ) -> calls.Inside:
@@ -345,7 +344,6 @@ class Dots(calls.Walker):
       passed=tuple(p.types() for p in passed),
       key=None if self.key is None else self.transform.key_type,
       in_loop=in_loop,
-      has_trip=has_trip,
     )
     rewritten = _rewritten(
       jaxpr,
@@ -354,7 +352,7 @@ class Dots(calls.Walker):
       self._source_of(jaxpr),
       self.number if number is None else number,
       extra,
-      returns_trip,
+      returns_trip and self.key is not None,
     )
     given = [p.fact for p in passed if p.fact.structure is not None]
     for fact, outcome in zip(given, rewritten.outcomes, strict=True):
