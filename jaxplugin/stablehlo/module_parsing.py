@@ -269,19 +269,16 @@ def _first_diagnostic(error: ir.MLIRError, name: str) -> str:
 def _of_portable_artifact(
   data: bytes, name: str, context: ir.Context
 ) -> ir.Module:
-  with collected_diagnostics(context) as messages:
-    try:
-      return stablehlo.deserialize_portable_artifact(context, data)
-    except ValueError as error:
-      why = "; ".join(dict.fromkeys(messages)) or str(error)
-      raise ModuleError(f"{name}: unreadable portable artifact: {why}") from (
-        None
-      )
+  with diagnostics_in_error(context, f"{name}: unreadable portable artifact"):
+    return stablehlo.deserialize_portable_artifact(context, data)
 
 
 @contextlib.contextmanager
-def collected_diagnostics(context: ir.Context) -> Iterator[list[str]]:
-  """Collects diagnostics that MLIR would print to stderr."""
+def diagnostics_in_error(context: ir.Context, text: str) -> Iterator[None]:
+  """Raises ModuleError in place of ValueError, with MLIR's diagnostics.
+
+  MLIR would print them to stderr. They follow `text` in the message.
+  """
   messages: list[str] = []
 
   def collect(diagnostic: Any) -> bool:
@@ -290,7 +287,10 @@ def collected_diagnostics(context: ir.Context) -> Iterator[list[str]]:
 
   handler = context.attach_diagnostic_handler(collect)
   try:
-    yield messages
+    yield
+  except ValueError as error:
+    why = "; ".join(dict.fromkeys(messages)) or str(error)
+    raise ModuleError(f"{text}: {why}") from None
   finally:
     handler.detach()
 

@@ -326,12 +326,7 @@ def _bytecode(module: ir.Module) -> bytes:
 
 
 def _portable_artifact(module: ir.Module, version: str, name: str) -> bytes:
-  with module_parsing.collected_diagnostics(module.context) as messages:
-    try:
-      # True allows other dialects, such as Shardy's, as jax.export does.
-      return stablehlo.serialize_portable_artifact(module, version, True)
-    except ValueError as error:
-      why = "; ".join(dict.fromkeys(messages)) or str(error)
-      raise ModuleError(
-        f"{name}: cannot be written as StableHLO {version}: {why}"
-      ) from None
+  text = f"{name}: cannot be written as StableHLO {version}"
+  with module_parsing.diagnostics_in_error(module.context, text):
+    # True allows other dialects, such as Shardy's, as jax.export does.
+    return stablehlo.serialize_portable_artifact(module, version, True)
