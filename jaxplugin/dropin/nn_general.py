@@ -201,6 +201,8 @@ def scaled_dot_general(
       f" got {error_context.shown(configs)}"
     )
   parsed = [_parse_config(who, i, c) for i, c in enumerate(configs)]
+  lhs_format, rhs_format, *gradient = [format for format, _ in parsed]
+  lhs_global, rhs_global, *_ = [global_scale for _, global_scale in parsed]
   lhs = _quantizable(who, "lhs", lhs)
   rhs = _quantizable(who, "rhs", rhs)
   with error_context.in_function(who):
@@ -212,16 +214,15 @@ def scaled_dot_general(
       preferred_element_type=nn_operands.result_dtype(
         who, preferred_element_type
       ),
-      lhs=parsed[0][0],
-      rhs=parsed[1][0],
-      gradient=parsed[2][0] if len(parsed) == 3 else None,
+      lhs=lhs_format,
+      rhs=rhs_format,
+      gradient=gradient[0] if gradient else None,
       implementation=implementation,
     )
-    global_scales = (parsed[0][1], parsed[1][1])
     # In `shard_map` a gradient varies over the same axes as the result. The
     # transpose of `vary_alike` sums the gradient over the axes over which the
     # operand did not vary.
-    flat, tree = jax.tree.flatten((lhs, rhs, global_scales))
+    flat, tree = jax.tree.flatten((lhs, rhs, (lhs_global, rhs_global)))
     arrays = jax.tree.unflatten(tree, dot.vary_alike(flat))
     return _differentiable_dot(*arrays, recipe)
 
