@@ -262,31 +262,25 @@ def _explain_site(decided: sites_lib.DecidedSite) -> report.ExplainedSite:
 
 
 def _explain_chain(
-  chain: sites_lib.Chain, used: Any, computed: Set[str]
-) -> report.ExplainedChain:
-  """Returns the line of a norm or activation in a jaxpr without dead code.
+  traced: sites_lib.TracedChain, used: Any, computed: Set[str]
+) -> sites_lib.Chain:
+  """Returns a norm or activation with its outcome in a jaxpr.
 
   Args:
-    chain: the norm or activation.
-    used: the jaxpr.
+    traced: the norm or activation.
+    used: the jaxpr, without dead code.
     computed: names of the prologues in it.
   """
+  chain = traced.chain
   note, is_fused = chain.note, chain.is_fused
   if note.startswith(sites_lib.NOT_IN_TRAINING) and chain.name not in computed:
     note, is_fused = note.removeprefix(sites_lib.NOT_IN_TRAINING), False
-  readers = list(dict.fromkeys(_readers(chain.variable, used)))
+  readers = list(dict.fromkeys(_readers(traced.variable, used)))
   if is_fused and readers:
     also = f"XLA also computes it for {' and '.join(readers)}"
     note = f"{note}; {also}" if note else also
-  return report.ExplainedChain(
-    **dataclasses.asdict(chain.flow),
-    name=chain.name,
-    dot=chain.dot,
-    layer=chain.layer,
-    source=chain.source,
-    is_fused=is_fused,
-    note=note,
-  )
+  flow = dataclasses.asdict(traced.flow)
+  return dataclasses.replace(chain, **flow, is_fused=is_fused, note=note)
 
 
 _DOTS: Final = frozenset(matmul.name for matmul in _MATMULS)

@@ -19,6 +19,7 @@ from jaxplugin.quantization import problems as quantization
 from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import calls
 from jaxplugin.tables import resolution
+from jaxplugin.rewriting import sites as sites_lib
 
 _FORWARD: Final = "forward"
 # Columns of the table of matmuls. A column without any cell is omitted unless
@@ -140,33 +141,6 @@ class ExplainedSite(program.Place):
   reason: str = ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExplainedChain(program.Place):
-  """A norm or activation that computes the activations of a matmul.
-
-  Trips of a loop do not count if the body of the loop takes a derivative.
-
-  Attributes:
-    name: such as "rms_norm with weight".
-    dot: dtypes and shapes of the matmul.
-    is_fused: whether the matmul quantizes the f32 result, which kernels may
-      compute.
-    note: why it is not fused; of a fused one, when it is not; or "".
-  """
-
-  name: str
-  dot: str
-  is_fused: bool
-  note: str = ""
-
-  @property
-  def outcome(self) -> str:
-    """One line: whether it is fused, and the note."""
-    if not self.is_fused:
-      return f"separate: {self.note}"
-    return f"fused; {self.note}" if self.note else "fused"
-
-
 @dataclasses.dataclass(frozen=True)
 class Explanation(Sequence):
   """The block-scaled dots of a function, or the calls of a module, in order.
@@ -202,7 +176,7 @@ class Explanation(Sequence):
   others: tuple[NotBlockScaled, ...] = ()
   assumptions: tuple[str, ...] = ()
   sites: tuple[ExplainedSite, ...] = ()
-  chains: tuple[ExplainedChain, ...] = ()
+  chains: tuple[sites_lib.Chain, ...] = ()
 
   def __len__(self) -> int:
     return len(self.dots)

@@ -218,7 +218,7 @@ class Dots(calls.Walker):
 
   def _fused(
     self, operation: binding_private.BoundOperation, site: sites_lib.Site
-  ) -> tuple[list[Any], sites_lib.Chain | None]:
+  ) -> tuple[list[Any], sites_lib.TracedChain | None]:
     """Returns operands of a matmul, with a prologue if it can be fused.
 
     Args:

@@ -101,17 +101,18 @@ class Found:
 
   def before(
     self, site: sites.Site, note: str, *, is_fused: bool = False, x: Any = None
-  ) -> sites.Chain:
+  ) -> sites.TracedChain:
     """Returns the record of a matmul whose activations x this computes."""
-    return sites.Chain(
+    chain = sites.Chain(
       name=self.name,
       dot=site.description,
       layer=site.name,
       source=site.source,
       is_fused=is_fused,
       note=note,
-      variable=None if x is None else binding_private.identity(x),
     )
+    variable = None if x is None else binding_private.identity(x)
+    return sites.TracedChain(chain=chain, variable=variable)
 
 
 def find(x: Any) -> Found | None:
@@ -254,7 +255,7 @@ def _record_own(name: str, args: Sequence[Any]) -> None:
       source=jax_private.user_frame(),
       note=note.format(function.removeprefix("exact_")),
     )
-    sites.record_chain(chain)
+    sites.record_chain(sites.TracedChain(chain=chain))
 
 
 def _as_of(x: Any, call: prologues.PrologueCall) -> prologues.PrologueCall:

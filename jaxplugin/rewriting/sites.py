@@ -42,26 +42,44 @@ NOT_IN_TRAINING: Final = "not in training, because "
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Chain:
+class Chain(program.Place):
   """A norm or activation that computes the activations of a matmul.
+
+  The place is that of the matmul. Trips of a loop do not count if the body of
+  the loop takes a derivative.
 
   Attributes:
     name: such as "rms_norm with weight".
     dot: dtypes and shapes of the matmul.
-    layer, source: scopes and line of the matmul; "" if not known.
-    is_fused: whether the matmul quantizes the function's f32 result, which
-      kernels may compute.
+    is_fused: whether the matmul quantizes the f32 result, which kernels may
+      compute.
     note: why it is not fused; of a fused one, when it is not; or "".
-    variable: the variable of the activations in a jaxpr.
-    flow: how often the matmul runs.
   """
 
   name: str
   dot: str
-  layer: str = ""
-  source: str = ""
   is_fused: bool = False
   note: str = ""
+
+  @property
+  def outcome(self) -> str:
+    """One line: whether it is fused, and the note."""
+    if not self.is_fused:
+      return f"separate: {self.note}"
+    return f"fused; {self.note}" if self.note else "fused"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TracedChain:
+  """A chain in a function that is being traced.
+
+  Attributes:
+    chain: the chain; its place has no control flow yet.
+    variable: the variable of the activations in a jaxpr, or None.
+    flow: how often the matmul runs.
+  """
+
+  chain: Chain
   variable: Any = None
   flow: program.ControlFlow = dataclasses.field(
     default_factory=program.ControlFlow
@@ -430,7 +448,7 @@ class DecidedSite:
 
   site: Site
   origin: sources.Origin | None = None
-  chain: Chain | None = None
+  chain: TracedChain | None = None
   flow: program.ControlFlow = dataclasses.field(
     default_factory=program.ControlFlow
   )
@@ -519,7 +537,7 @@ class Record:
   """
 
   sites: list[DecidedSite] = dataclasses.field(default_factory=list)
-  chains: list[Chain] = dataclasses.field(default_factory=list)
+  chains: list[TracedChain] = dataclasses.field(default_factory=list)
 
 
 _recording: Final = jax.make_user_context(default_value=None)
@@ -547,7 +565,7 @@ def is_recording() -> bool:
   return _recording.value is not None
 
 
-def record_chain(chain: Chain) -> None:
+def record_chain(chain: TracedChain) -> None:
   if is_recording():
     _recording.value.chains.append(chain)
 
@@ -560,7 +578,7 @@ def inside(
 
   These are the items that are added to `sites`, and to the recorded chains.
   """
-  chains: list[Chain] = _recording.value.chains if is_recording() else []
+  chains: list[TracedChain] = _recording.value.chains if is_recording() else []
   lists: list[list[Any]] = [sites, chains]
   sizes = list(map(len, lists))
   yield
