@@ -385,32 +385,16 @@ class Transform:
 
   def product(self, site: Site) -> Callable[..., jax.Array]:
     """Returns the function of a site's operation with the site's recipe."""
-    options = {
+    options: dict[str, Any] = {
       "recipe": site.recipe,
       "implementation": self.implementation,
       "reduce_dtype": self.reduce_dtype,
     }
     if site.operation == RAGGED:
       return functools.partial(ragged.ragged_dot_general, **options)
-    return _dot_general(weight=site.weight, **options)
-
-
-@functools.cache
-def _dot_general(
-  recipe: recipes.Recipe,
-  weight: Any,
-  implementation: str | None,
-  reduce_dtype: np.dtype | None,
-) -> Callable[..., jax.Array]:
-  dot = training.dot_general(
-    recipe=recipe,
-    weight=weight,
-    implementation=implementation,
-    reduce_dtype=reduce_dtype,
-  )
-  return dataclasses.replace(
-    dot, scheme=dataclasses.replace(dot.scheme, who=WHO)
-  )
+    dot = training.dot_general(weight=site.weight, **options)
+    scheme = dataclasses.replace(dot.scheme, who=WHO)
+    return dataclasses.replace(dot, scheme=scheme)
 
 
 def prologue_refusals(

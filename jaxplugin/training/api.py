@@ -110,13 +110,19 @@ def dot_general(
     "scale_rounding": scale_rounding,
   }
   given = {k: v for k, v in given.items() if v is not _NOT_GIVEN}
+  side: Any = weight
   if recipe is None:
-    scheme = _scheme_of_formats(given, weight, implementation)
+    used, side = _recipe_of_formats(given, weight), "rhs"
   else:
-    scheme = _scheme_of_recipe(recipe, given, weight, implementation)
-  return QuantizedDotGeneral(
-    scheme=dataclasses.replace(scheme, reduce_dtype=reduce_dtype)
+    used = _resolve_recipe(recipe, given, weight)
+  scheme = products.Scheme(
+    recipe=used,
+    weight=side,
+    is_weight_given=recipe is not None,
+    implementation=implementation,
+    reduce_dtype=reduce_dtype,
   )
+  return QuantizedDotGeneral(scheme=scheme)
 
 
 @jax.tree_util.register_static
@@ -200,10 +206,8 @@ def _refuse_array(name: str, format: Any) -> None:
   )
 
 
-def _scheme_of_formats(
-  given: dict[str, Any], weight: Any, implementation: str | None
-) -> products.Scheme:
-  """Returns the scheme of a call of `dot_general` without `recipe`."""
+def _recipe_of_formats(given: dict[str, Any], weight: Any) -> recipes.Recipe:
+  """Returns the recipe of a call of `dot_general` without `recipe`."""
   if weight is not _NOT_GIVEN:
     raise TypeError(
       "dot_general: weight must be left out without a recipe, got"
@@ -236,7 +240,7 @@ def _scheme_of_formats(
   arguments.validate_scale_rounding("dot_general", scale_rounding, list(used))
   for name in ("quantize_dgrad", "quantize_wgrad"):
     error_context.require_bool("dot_general", name, given.get(name, True))
-  recipe = recipes.Recipe(
+  return recipes.Recipe(
     activation_format=lhs_format,
     weight_format=rhs_format,
     grad_format=grad_format,
@@ -244,21 +248,12 @@ def _scheme_of_formats(
     quantize_wgrad=bool(given.get("quantize_wgrad", True)),
     scale_rounding=scale_rounding,
   )
-  return products.Scheme(
-    recipe=recipe,
-    weight="rhs",
-    is_weight_given=False,
-    implementation=implementation,
-  )
 
 
-def _scheme_of_recipe(
-  recipe: Any,
-  given: dict[str, Any],
-  weight: Any,
-  implementation: str | None,
-) -> products.Scheme:
-  """Returns the scheme of a call of `dot_general` with `recipe`."""
+def _resolve_recipe(
+  recipe: Any, given: dict[str, Any], weight: Any
+) -> recipes.Recipe:
+  """Returns the recipe of a call of `dot_general` with `recipe`."""
   recipe = recipes.resolve("dot_general", "recipe", recipe)
   if given:
     shown = [f"{k}={error_context.shown(v)}" for k, v in given.items()]
@@ -284,9 +279,7 @@ def _scheme_of_recipe(
       " activation_format is None; without quantization use"
       " jax.lax.dot_general"
     )
-  return products.Scheme(
-    recipe=recipe, weight=weight, implementation=implementation
-  )
+  return recipe
 
 
 def _explicit_sharding(
