@@ -182,10 +182,6 @@ class ArrayProduct:
   dims: tuple[Atoms, ...]
   factors: tuple[Factor, ...]
 
-  @property
-  def shape(self) -> tuple[int, ...]:
-    return tuple(math.prod(a.size for a in dim) for dim in self.dims)
-
   def refined(self, parts: _Parts) -> ArrayProduct:
     """Replaces atoms by their parts, which may have parts too."""
     expand = lambda dims: tuple(_expanded(dim, parts) for dim in dims)
