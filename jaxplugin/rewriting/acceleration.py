@@ -342,9 +342,7 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
       return
     reasons = [self._lost_by(x) for x in operation.args]
     if any(self._known(x) is not None for x in operation.args):
-      # A jitted function has a more specific name, such as jnp.add.
-      is_jit = operation.name == "jit"
-      name = operation.params.get("name") if is_jit else operation.name
+      name = operation.function_name
       reasons.append(f"{name} changes the dequantized weights")
     reason = next(filter(None, reasons), "")
     if not reason:

@@ -89,17 +89,15 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     self,
     options: AcceptOptions,
     outcome: Outcome | None = None,
-    prefix: Sequence[str] = (),
-    source: str = "",
+    around: sites.Surroundings = sites.Surroundings(),
   ):
     """Args:
     options: of `accept_quantized`.
     outcome: of the call, if this is a function inside the accepted one.
-    prefix: names of scopes around the function.
-    source: line of its call if the function is JAX's, otherwise "".
+    around: of the function.
     """
     self._options = options
-    self._prefix, self._source = prefix, source
+    self._around = around
     # Names of the scopes around the operation that is being replaced.
     self._scopes: list[str] = []
     self.outcome = Outcome() if outcome is None else outcome
@@ -184,14 +182,14 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     mixed = [x for x in args if self._names(x) and self.view(x) is None]
     self.warn(name, mixed, _MIXED)
     known = list(map(self.view, args))
-    self._scopes, source = sites.scope_names(), self._source
-    self._source = source or sites.source_of_call(operation.params.get("jaxpr"))
+    self._scopes, around = sites.scope_names(), self._around
+    self._around = around.at_call(operation.params.get("jaxpr"))
     with sites.inside(operation, []):
       if self._options.activations and not calls.is_inlined(operation):
         origins = list(map(self._origin, args))
-        patterns.record_outside(operation, origins, self._prefix)
+        patterns.record_outside(operation, origins, around)
       out = calls.results(self, operation, known)
-    self._source = source
+    self._around = around
     if out is not None:
       self._products.note(operation, operation.results_of(out))
     return out
@@ -202,11 +200,10 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     if not any(self._names(x) for x in operation.args):
       return
     self._products.note(operation, results)
-    name = operation.name
-    if name not in sites.NUMBERS and not any(map(self._names, results)):
-      # A jitted function has a more specific name, such as jnp.abs.
-      own_name = operation.params.get("name") if name == "jit" else ""
-      self.warn(own_name or name, operation.args, "that is not a matmul")
+    is_product = operation.name in sites.NUMBERS
+    if not is_product and not any(map(self._names, results)):
+      name = operation.function_name
+      self.warn(name, operation.args, "that is not a matmul")
 
   def inside(
     self, operation: binding_private.BoundOperation, index: int
@@ -294,9 +291,8 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
 
   def _child(self, scopes: list[str]) -> Acceptor:
     """Returns the acceptor of a function of an operation inside scopes."""
-    is_reset = sites.scope_names() != scopes
-    prefix = (*self._prefix, *(scopes if is_reset else ()))
-    return Acceptor(self._options, self.outcome, prefix, self._source)
+    around = self._around.unless_open(scopes)
+    return Acceptor(self._options, self.outcome, around)
 
   def _closure(self, scopes: list[str]) -> Acceptor:
     """Returns `_child` of a function that may close over known values."""
@@ -349,7 +345,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     ]
     return results if operation.primitive.multiple_results else results[0]
 
-  def _dot(self, operation: binding_private.BoundOperation) -> jax.Array:
+  def _dot(self, operation: binding_private.BoundOperation) -> jax.Array | None:
     args, params = operation.args, operation.params
     found = [self.view(x) for x in args]
     if None not in found:
@@ -419,7 +415,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
       return None
     result = operation.result_type()
     origins = list(map(self._origin, operation.args[:2]))
-    site = sites.make(operation, result, origins, self._prefix, self._source)
+    site = sites.make(operation, result, origins, self._around)
     note = found.reason or note
     note = note or operands.prologue_refusal([_spec(x, format)], x.shape)
     if not note and not options.fuse_activations:
@@ -470,7 +466,9 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
       both = _straight_through(multiply, format)
       return both(x, call, weight.array, weight.layers)
 
-  def _ragged_dot(self, operation: binding_private.BoundOperation) -> jax.Array:
+  def _ragged_dot(
+    self, operation: binding_private.BoundOperation
+  ) -> jax.Array | None:
     lhs, rhs, *_ = operation.args
     view, format = self.view(rhs), self._options.activations
     if view is None or self._names(lhs):

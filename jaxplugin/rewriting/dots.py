@@ -66,8 +66,7 @@ class Dots(calls.Walker):
 
   Attributes:
     transform: arguments of `quantize_dots`.
-    prefix: names of scopes around the function.
-    source: line of its call if the function is JAX's, otherwise "".
+    around: of the function.
     key: returns the base key, given how many numbers are in use; or None.
     number: the first number that is not in use.
     parent: returns the `Dots` of the function around it, which counts the same
@@ -83,8 +82,9 @@ class Dots(calls.Walker):
 
   transform: sites_lib.Transform
   _: dataclasses.KW_ONLY
-  prefix: tuple[str, ...] = ()
-  source: str = ""
+  around: sites_lib.Surroundings = dataclasses.field(
+    default_factory=sites_lib.Surroundings
+  )
   key: Callable[[int], Any] | None = None
   number: int = 0
   parent: Callable[[], Dots | None] = lambda: None
@@ -125,7 +125,7 @@ class Dots(calls.Walker):
   ) -> Any:
     args, params = operation.args, operation.params
     result = operation.result_type()
-    site = sites_lib.make(operation, result, origins, self.prefix, self.source)
+    site = sites_lib.make(operation, result, origins, self.around)
     origin = sites_lib.input_of(origins)
     recipe, implementation = None, self.transform.implementation
     reason = sites_lib.impossible(site, operation, result, implementation)
@@ -272,7 +272,7 @@ class Dots(calls.Walker):
       return None
     inside = copy.copy(self)
     inside.parent = weakref.ref(self)
-    inside.source = self._source_of(jaxpr)
+    inside.around = self.around.at_call(jaxpr)
     rewriter = Rewriter(inside, list(zip(args, origins, strict=True)))
     return interception_private.evaluate(jaxpr, args, rewriter)
 
@@ -283,12 +283,12 @@ class Dots(calls.Walker):
       for traced in program.operations(jaxpr):
         eqn = traced.eqn
         if eqn.primitive.name in sites_lib.PRODUCTS:
+          source = traced.source or self.around.source
           site = sites_lib.make(
             binding_private.BoundOperation.of_equation(eqn),
             eqn.outvars[0].aval,
             (None, None),
-            self.prefix,
-            traced.source or self.source,
+            dataclasses.replace(self.around, source=source),
           )
           left = dataclasses.replace(site, reason=reason)
           flow = program.ControlFlow(
@@ -312,7 +312,7 @@ class Dots(calls.Walker):
       return None
     with sites_lib.inside(operation, self.sites):
       parameters = [o if o and o.is_parameter else None for o in origins]
-      patterns.record_outside(operation, parameters, self.prefix)
+      patterns.record_outside(operation, parameters, self.around)
       if name not in calls.RULES:
         self.known.refuse_inside(operation)
         if not name.startswith(_OWN):
@@ -348,8 +348,7 @@ class Dots(calls.Walker):
     rewritten = _rewritten(
       jaxpr,
       self.transform,
-      (*self.prefix, *sites_lib.scope_names()),
-      self._source_of(jaxpr),
+      self.around.at_call(jaxpr).inside(sites_lib.scope_names()),
       self.number if number is None else number,
       extra,
       returns_trip and self.key is not None,
@@ -375,9 +374,6 @@ class Dots(calls.Walker):
       dots.number = max(dots.number, number)
       dots = dots.parent()
 
-  def _source_of(self, jaxpr: Any) -> str:
-    return self.source or sites_lib.source_of_call(jaxpr)
-
   def for_functions(self, name: str) -> Dots:
     """Returns a copy for the functions that an operation calls.
 
@@ -394,12 +390,11 @@ class Dots(calls.Walker):
       new.key = lambda count: base
     return new
 
-  def nested(self, names: tuple[str, ...], name: str) -> Dots:
+  def nested(self, scopes: list[str], name: str) -> Dots:
     """Returns a `Dots` for a function that an operation in scopes calls."""
-    is_reset = tuple(sites_lib.scope_names()) != names
     return Dots(
       self.transform,
-      prefix=self.prefix + (names if is_reset else ()),
+      around=self.around.unless_open(scopes),
       key=None if name in calls.CUSTOM_RULES else self.key,
       number=self.number,
       parent=weakref.ref(self),
@@ -425,8 +420,7 @@ class Dots(calls.Walker):
 def _rewritten(
   jaxpr: Any,
   transform: sites_lib.Transform,
-  prefix: tuple[str, ...],
-  source: str,
+  around: sites_lib.Surroundings,
   number: int,
   extra: calls.Extra,
   returns_trip: bool,
@@ -440,7 +434,7 @@ def _rewritten(
     if trip is not None:
       base = products.fold_in(base, trip)
     key = None if base is None else (lambda count: base)
-    dots = Dots(transform, prefix=prefix, source=source, key=key, number=number)
+    dots = Dots(transform, around=around, key=key, number=number)
     dots.known.enter(facts, own)
     found.append(dots)
     origins = [(own[i], fact.origin) for i, fact in facts]
@@ -530,12 +524,12 @@ class Rewriter(interception_private.Interceptor):
     self._dots.known.refuse_inside(operation)
     is_rule = calls.is_rule_of_tangents(operation, index)
     origins = [] if is_rule else self._origins.of_all(operation.args)
-    outer, names = self._dots, tuple(sites_lib.scope_names())
+    outer, scopes = self._dots, sites_lib.scope_names()
     if operation.name in calls.CUSTOM_RULES:
       outer.note_change()  # its rules may contain matmuls
 
     def make(args: Sequence[Any]) -> Rewriter:
-      dots = outer.nested(names, operation.name)
+      dots = outer.nested(scopes, operation.name)
       dots.sites = outer.sites
       own = calls.own_args(operation, index, args)
       return Rewriter(dots, list(zip(own, origins, strict=False)))

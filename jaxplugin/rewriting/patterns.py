@@ -149,7 +149,7 @@ def find(x: Any) -> Found | None:
 def record_outside(
   operation: binding_private.BoundOperation,
   weights: Sequence[sources.Origin | None],
-  prefix: Sequence[str],
+  around: sites.Surroundings,
 ) -> None:
   """Records norms and activations of arguments that matmuls inside read.
 
@@ -160,7 +160,7 @@ def record_outside(
     operation: the operation, which has jaxprs inside.
     weights: the origin of each argument that is a weight, or None. Matmuls of
       other arguments do not count.
-    prefix: names of scopes around the function that is traced.
+    around: of the function that is traced.
   """
   jaxprs, args = program.sub_jaxprs(operation), operation.args
   if not sites.is_recording() or len(jaxprs) != 1:
@@ -195,7 +195,7 @@ def record_outside(
         binding_private.BoundOperation.of_equation(eqn),
         eqn.outvars[0].aval,
         (origins[id(other)], None),
-        prefix,
+        around,
       )
       note = f"the matmul is inside {name}, and {found.name} is not"
       sites.record_chain(found.before(site, note))

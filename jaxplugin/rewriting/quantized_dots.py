@@ -329,14 +329,14 @@ class _Watcher:
     """Returns a maker of the watcher of a function that an operation calls."""
     is_rule = calls.is_rule_of_tangents(operation, index)
     origins = [] if is_rule else origins
-    names = tuple(sites.scope_names())
+    scopes = sites.scope_names()
 
     def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
       own = calls.own_args(operation, index, args)
       # A parameter that the function returns is a parameter outside of it.
       for x, origin in zip(own, origins, strict=False):
         self._origins.add(x, origin)
-      inside = dots.nested(names, operation.name)
+      inside = dots.nested(scopes, operation.name)
       return _Watcher(inside, self._origins, self._seen, is_rule=is_rule)
 
     return make

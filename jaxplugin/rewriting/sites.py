@@ -179,8 +179,7 @@ def make(
   operation: binding_private.BoundOperation,
   result: Any,
   origins: Sequence[sources.Origin | None],
-  prefix: Sequence[str],
-  source: str = "",
+  around: Surroundings,
 ) -> Site:
   """Returns the site of an operation.
 
@@ -188,8 +187,7 @@ def make(
     operation: one of `PRODUCTS`.
     result: type of the result.
     origins: the origin of each operand, or None.
-    prefix: names of scopes around the function that is traced.
-    source: line of its call if the function is JAX's, otherwise "".
+    around: of the function that is traced.
   """
   lhs, rhs = (
     x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
@@ -199,9 +197,9 @@ def make(
   parameter = next(filter(None, paths), "")
   return Site(
     operation=operation.name,
-    name="/".join([*prefix, *scope_names()]) or parameter,
+    name="/".join([*around.scopes, *scope_names()]) or parameter,
     parameter=parameter,
-    source=source or jax_private.user_frame(),
+    source=around.source or jax_private.user_frame(),
     lhs_shape=tuple(lhs.shape),
     rhs_shape=tuple(rhs.shape),
     lhs_dtype=lhs.dtype,
@@ -254,11 +252,35 @@ def scope_names() -> list[str]:
   return found
 
 
-def source_of_call(jaxpr: Any) -> str:
-  """Returns the line that calls a function of JAX; "" for other functions."""
-  is_closed = isinstance(jaxpr, extend_core.ClosedJaxpr)
-  is_of_jax = is_closed and jax_private.is_of_jax(jaxpr)
-  return jax_private.user_frame() if is_of_jax else ""
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+  """The scopes around a function that is traced, and the line of its call.
+
+  Attributes:
+    scopes: names of the scopes, outermost first.
+    source: the line if the function is JAX's, otherwise "".
+  """
+
+  scopes: tuple[str, ...] = ()
+  source: str = ""
+
+  def at_call(self, jaxpr: Any) -> Surroundings:
+    """Returns these with the line of the operation if it calls JAX's code."""
+    is_closed = isinstance(jaxpr, extend_core.ClosedJaxpr)
+    if self.source or not is_closed or not jax_private.is_of_jax(jaxpr):
+      return self
+    return dataclasses.replace(self, source=jax_private.user_frame())
+
+  def inside(self, scopes: Sequence[str]) -> Surroundings:
+    """Returns those of a function that an operation in scopes calls.
+
+    JAX traces such a function without the scopes.
+    """
+    return dataclasses.replace(self, scopes=(*self.scopes, *scopes))
+
+  def unless_open(self, scopes: list[str]) -> Surroundings:
+    """Returns `inside(scopes)` unless these scopes are still open."""
+    return self if scope_names() == scopes else self.inside(scopes)
 
 
 def scope_of(site: Site) -> contextlib.AbstractContextManager[None] | None:

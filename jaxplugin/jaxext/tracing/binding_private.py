@@ -49,12 +49,18 @@ class BoundOperation:
     """The name of the primitive."""
     return self.primitive.name
 
+  @property
+  def function_name(self) -> str:
+    """The name of a jitted function, such as "add"; otherwise `name`."""
+    name = self.params.get("name") if self.name == "jit" else None
+    return name or self.name
+
   def bind(self) -> Any:
     """Runs the operation."""
     return self.primitive.bind(*self.args, **self.params)
 
   def results_of(self, out: Any) -> list[Any]:
-    """Returns the results that `bind` returned as a list."""
+    """Returns a list of the results, given what `bind` returned."""
     return list(out) if self.primitive.multiple_results else [out]
 
   def result_type(self) -> Any:
