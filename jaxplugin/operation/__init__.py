@@ -5,7 +5,7 @@
 `primitive` defines a call, which is arrays and hashable options, and registers
 a primitive's rules for lowering, batching, derivatives and partitioning.
 `choice` chooses between the backends of an operation, and `logs` reports what a
-lowered program runs.
+lowered program runs. `triton_launches` runs the launches of Triton kernels.
 
 `alternatives` leaves the choice between a kernel and operations to the
 lowering.

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jaxplugin.core import call_options, decisions, error_context, targets
 from jaxplugin.operation import logs
+from jaxplugin.runtime import cpu_library, triton_library
 from jaxplugin.tables import resolution
 
 Proposals = tuple[decisions.Measured, ...]
@@ -270,11 +271,45 @@ def validate_name(
   )
 
 
-def rank_on(
-  rank: int, *platforms: str
-) -> Callable[[targets.Target], int | None]:
-  """Returns the `BackendRecord.rank` of a backend for some platforms."""
-  return lambda target: rank if target.platform in platforms else None
+# Backends that several operations have.
+
+
+def cpu_backend(*, summary: str, **fields: Any) -> decisions.BackendRecord[Any]:
+  """Returns the backend of C++ kernels; `fields` are others of the record."""
+  given: dict[str, Any] = {
+    "platforms": ("cpu",),
+    "rank": lambda target: 10,
+    "tunable": decisions.Tunable(source=cpu_library.source),
+  }
+  return decisions.BackendRecord(
+    name="cpu", summary=summary, **(given | fields)
+  )
+
+
+def triton_backend(
+  *, summary: str, folder: str = "", **fields: Any
+) -> decisions.BackendRecord[Any]:
+  """Returns the backend of Triton kernels.
+
+  Args:
+    summary: description of the backend in a decision's reason.
+    folder: folder of `kernels/` with kernels that only this operation uses.
+    **fields: other fields of the record.
+  """
+  folders = (folder,) if folder else ()
+  given: dict[str, Any] = {
+    "platforms": triton_library.PLATFORMS,
+    "rank": lambda target: 20,
+    # Tests replace the function.
+    "lowering_refusal": lambda target: triton_library.lowering_refusal(target),
+    "launched_by": triton_library.launched_by,
+    "tunable": decisions.Tunable(
+      source=lambda target: resolution.triton_source(target, *folders)
+    ),
+  }
+  return decisions.BackendRecord(
+    name="triton", summary=summary, **(given | fields)
+  )
 
 
 def _plan(problem: Any, target: targets.Target) -> decisions.Plan:

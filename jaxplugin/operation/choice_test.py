@@ -18,7 +18,7 @@ def backend(name):
   return decisions.BackendRecord(
     name=name,
     summary="a test",
-    rank=choice.rank_on(1, "cpu"),
+    rank=lambda target: 1,
     supports=lambda problem, target: None,
     emit=lambda config=name: config,
   )
@@ -43,7 +43,21 @@ class ChoiceTest(absltest.TestCase):
     decision = decisions.Decision(implementation="b", reason="the rule")
     self.assertEqual(choice.backend_of(OPERATION, decision).emit(), "b")
 
-  def test_backend_is_ranked_only_on_its_platforms(self):
-    rank = choice.rank_on(10, "cuda", "rocm")
-    self.assertIsNone(rank(CPU))
-    self.assertEqual(rank(dataclasses.replace(CPU, platform="rocm")), 10)
+  def test_kernels_are_tried_only_on_their_platforms(self):
+    fields = {
+      "summary": "a test",
+      "supports": lambda problem, target: None,
+      "emit": lambda: None,
+    }
+    table = decisions.table(
+      choice.xla_backend(summary="a test", emit=lambda: None),
+      choice.cpu_backend(**fields),
+      choice.triton_backend(**fields),
+    )
+    for platform, names in (
+      ("cpu", ("cpu", "xla")),
+      ("rocm", ("triton", "xla")),
+      ("tpu", ("xla",)),
+    ):
+      target = dataclasses.replace(CPU, platform=platform)
+      self.assertEqual(decisions.order(table, target), names)

@@ -19,8 +19,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from jaxplugin.core import formats, targets
-from jaxplugin.dot.backends import triton
-from jaxplugin.ragged.backends import triton as ragged_triton
+from jaxplugin.operation import triton_launches
 from jaxplugin.runtime import lowering
 
 
@@ -63,15 +62,13 @@ THREAD = concurrent.futures.ThreadPoolExecutor(1)
 THREAD.submit(int).result()
 
 
-def interpreted(launch, inputs, target):
-  """`triton._call` in Triton's interpreter, of dots and of ragged ones."""
-  del target
-  from jaxplugin.kernels.gpu import block_scaled_matmul
-  from jaxplugin.kernels.gpu.ragged import ragged_matmul
+def interpreted(module, launch, inputs, target, who):
+  """`triton_launches._call` in Triton's interpreter."""
+  del target, who
   from jaxplugin.testing.interpreter import interpret
   from jaxplugin.testing.kernels import gpu_operands
 
-  kernels = {**block_scaled_matmul.KERNELS, **ragged_matmul.KERNELS}
+  kernels = importlib.import_module(f"jaxplugin.kernels.gpu.{module}").KERNELS
 
   # E4M3 has no NumPy layout that a callback may rely on: bytes.
   is_e4m3 = [x.dtype == formats.E4M3 for x in inputs]
@@ -113,12 +110,11 @@ class RecordedTestCase(parameterized.TestCase):
     super().setUp()
     self.launched = []
 
-    def recorded(launch, inputs, target):
+    def recorded(module, launch, inputs, target, who):
       self.launched.append(launch)
-      return interpreted(launch, inputs, target)
+      return interpreted(module, launch, inputs, target, who)
 
-    for module in (triton, ragged_triton):
-      self.enter_context(mock.patch.object(module, "_call", recorded))
+    self.enter_context(mock.patch.object(triton_launches, "_call", recorded))
     self.enter_context(
       mock.patch.object(
         lowering, "resolve_target", lambda override, _: override or CPU

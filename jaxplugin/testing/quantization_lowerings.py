@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers for tests of the lowerings of quantize and dequantize."""
 
-import concurrent.futures
 import dataclasses
-import functools
 import importlib.util
 from unittest import mock
 
@@ -15,9 +13,9 @@ from absl.testing import absltest, parameterized
 
 from jaxplugin import quantization
 from jaxplugin.core import targets
-from jaxplugin.quantization.backends import triton
+from jaxplugin.operation import triton_launches
 from jaxplugin.runtime import lowering, triton_library
-from jaxplugin.testing import contract
+from jaxplugin.testing import contract, interpreted
 
 # A CPU without kernels: operations serve.
 OPERATIONS = targets.named_target("cpu")
@@ -82,44 +80,6 @@ class WithOperations(parameterized.TestCase):
     self.enter_context(targets.use_target(OPERATIONS))
 
 
-# XLA's threads, which callbacks run on, flush f32 subnormals; a thread that
-# Python starts before does not.
-THREAD = concurrent.futures.ThreadPoolExecutor(1)
-THREAD.submit(int).result()
-
-
-def interpreted(names, launch, inputs, target):
-  """`triton._call` in Triton's interpreter; notes the launch."""
-  del target
-  from jaxplugin.kernels.gpu.quantization import quantize
-  from jaxplugin.testing.interpreter import interpret
-
-  names.append(launch.name)
-
-  def on_host(*inputs):
-    # No test expects 0xA5 everywhere, so bytes that are not written are found.
-    outputs = [
-      np.frombuffer(
-        bytearray([0xA5]) * (np.prod(shape) * np.dtype(dtype).itemsize), dtype
-      ).reshape(shape)
-      for _, shape, dtype in launch.outputs
-    ]
-    interpret.launch(
-      quantize.KERNELS[launch.kernel],
-      launch.grid,
-      *map(np.array, inputs),
-      *outputs,
-      **dict(launch.constexprs),
-    )
-    return outputs
-
-  def in_thread(*inputs):
-    return THREAD.submit(on_host, *inputs).result()
-
-  types = [jax.ShapeDtypeStruct(s, d) for _, s, d in launch.outputs]
-  return jax.pure_callback(in_thread, types, *inputs)
-
-
 def numbers(shape, dtype, seed=0):
   """Normal numbers, with a NaN, Infs, large and tiny blocks, and zeros."""
   rng = np.random.default_rng(seed)
@@ -148,13 +108,12 @@ class InterpretedTestCase(parameterized.TestCase):
     if (reason := interpret.unsupported()) is not None:
       self.skipTest(reason)
     self.names = []
-    self.enter_context(
-      mock.patch.object(
-        triton,
-        "_call",
-        functools.partial(interpreted, self.names),
-      )
-    )
+
+    def recorded(module, launch, *args):
+      self.names.append(launch.name)
+      return interpreted.interpreted(module, launch, *args)
+
+    self.enter_context(mock.patch.object(triton_launches, "_call", recorded))
     self.enter_context(
       mock.patch.object(
         lowering, "resolve_target", lambda override, _: override or OPERATIONS

@@ -703,11 +703,8 @@ def offset_attribute(
 
 
 BACKEND: Final[decisions.BackendRecord[problems.DotProblem]] = (
-  decisions.BackendRecord(
-    name="cpu",
+  choice.cpu_backend(
     summary="C++ kernels that read the quantized bytes once",
-    platforms=("cpu",),
-    rank=choice.rank_on(10, "cpu"),
     supports=supports,
     plan=plan,
     emit=emit,

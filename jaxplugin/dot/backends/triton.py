@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -34,7 +33,7 @@ from jaxplugin.kernels.gpu import (
   quantized_plans,
   tiles_by_rule,
 )
-from jaxplugin.operation import choice
+from jaxplugin.operation import choice, triton_launches
 from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.quantization.backends import triton as quantize_triton
 from jaxplugin.quantization.backends import triton_shapes
@@ -693,90 +692,9 @@ def _computed(
     planned = quantized_launches(planned, out, sizes, target)
     if out_global_scale is not None:
       arrays["out_global_scale"] = out_global_scale.reshape(1)
-  return run_launches(
-    planned, arrays, m, functools.partial(_call, target=target)
+  return triton_launches.run(
+    "block_scaled_matmul", planned, arrays, target, who=sides.WHO, num_rows=m
   )
-
-
-def run_launches(
-  planned: Sequence[launching.Launch],
-  arrays: Mapping[str, Any],
-  num_rows: Any,
-  call_kernel: Callable[..., Sequence[jax.Array]],
-) -> dict[str, Any]:
-  """Returns named arrays, and those that launches compute from them.
-
-  Args:
-    planned: the launches.
-    arrays: arrays by name.
-    num_rows: number of rows of the result if kernels read it.
-    call_kernel: (launch, inputs) -> outputs.
-  """
-  arrays = dict(arrays)
-  for launch in planned:
-    launch = launch.with_size(num_rows)
-    views = dict(launch.views)
-    inputs = [view(arrays[name], views.get(name)) for name in launch.inputs]
-    names = [output.name for output in launch.outputs]
-    arrays |= dict(zip(names, call_kernel(launch, inputs), strict=True))
-  return arrays
-
-
-def view(x: jax.Array, name: str | None) -> jax.Array:
-  """Returns an array bitcast to the dtype that kernels read.
-
-  Args:
-    x: the array.
-    name: dtype from `launching.Launch.views`. None means bytes for scales and
-      values, no change for plain floats and int32.
-  """
-  if name == "e4m3":
-    return lax.bitcast_convert_type(x, formats.E4M3)
-  if name == "u32":
-    if x.dtype == interleaving.WORDS:
-      return x
-    # k is the minor dimension, except for dimensions of size 1 after it.
-    return interleaving.from_bytes(x.reshape(-1))
-  if name == "u8" or (x.dtype not in PLAIN_NAMES and x.dtype != np.int32):
-    return lax.bitcast_convert_type(x, jnp.uint8)
-  return x
-
-
-def _call(
-  launch: launching.Launch, inputs: Sequence[jax.Array], target: targets.Target
-) -> list[jax.Array]:
-  module = "jaxplugin.kernels.gpu.block_scaled_matmul"
-  return run(module, launch, inputs, target, who=sides.who())
-
-
-def run(
-  module: str,
-  launch: launching.Launch,
-  inputs: Sequence[jax.Array],
-  target: targets.Target,
-  *,
-  who: str,
-) -> list[jax.Array]:
-  """Runs a launch of one of a module's kernels.
-
-  Args:
-    module: name of the module whose `KERNELS` has the kernel.
-    launch, inputs, target: as for `triton_library.call`.
-    who: name of the operation in errors.
-
-  Raises:
-    NotImplementedError: If this process cannot lower it.
-  """
-  refusal = triton_library.lowering_refusal(target)
-  if refusal is None and any(launch.descriptors):
-    refusal = triton_library.descriptors_refusal()
-  if refusal is not None:
-    raise NotImplementedError(
-      f"{who}: implementation triton: {refusal.reason}; or pass"
-      ' implementation="xla"'
-    )
-  kernels = importlib.import_module(module).KERNELS
-  return triton_library.call(kernels, launch, inputs, target)
 
 
 # Strided operands.
@@ -878,11 +796,8 @@ def _strided_scale(
   return scale, strides
 
 
-BACKEND: Final = decisions.BackendRecord(
-  name="triton",
+BACKEND: Final = choice.triton_backend(
   summary="Triton kernels that read the quantized bytes once",
-  platforms=triton_library.PLATFORMS,
-  rank=choice.rank_on(20, *triton_library.PLATFORMS),
   supports=supports,
   plan=plan,
   emit=emit,
@@ -890,7 +805,6 @@ BACKEND: Final = decisions.BackendRecord(
   emit_quantized=emit_quantized,
   reads=_reads,
   lowering_refusal=_lowering_refusal,
-  launched_by=triton_library.launched_by,
   experiments=(("tma", triton_library.with_descriptors),),
   tunable=decisions.Tunable(
     source=resolution.triton_source, config_error=config_error

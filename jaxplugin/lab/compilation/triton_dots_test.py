@@ -21,6 +21,7 @@ import jaxplugin as jp
 from jaxplugin.core import formats, targets
 from jaxplugin.dot.backends import triton
 from jaxplugin.lab.compilation import triton_dots
+from jaxplugin.operation import triton_launches
 from jaxplugin.testing import contract, dot_problems, installed
 from jaxplugin.testing.dot_suite import dot_cases
 
@@ -76,12 +77,12 @@ class NamesTest(parameterized.TestCase):
     super().setUp()
     self.launched = []
 
-    def recorded(launch, inputs, target):
-      del inputs, target
+    def recorded(module, launch, inputs, target, who):
+      del module, inputs, target, who
       self.launched.append(launch.name)
       return [jnp.zeros(shape, dtype) for _, shape, dtype in launch.outputs]
 
-    self.enter_context(mock.patch.object(triton, "_call", recorded))
+    self.enter_context(mock.patch.object(triton_launches, "_call", recorded))
 
   def check(self, name, *operands, **options):
     target = jp.named_target(name).with_library(targets.JAX_TRITON)

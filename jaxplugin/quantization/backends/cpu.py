@@ -465,24 +465,17 @@ def dequantize(
 
 
 QUANTIZE: Final[decisions.BackendRecord[problems.QuantizationProblem]] = (
-  decisions.BackendRecord(
-    name="cpu",
-    summary="C++ kernels",
-    rank=choice.rank_on(10, "cpu"),
-    supports=supports_quantize,
-    emit=quantize,
-    tunable=decisions.Tunable(source=cpu_library.source),
+  choice.cpu_backend(
+    summary="C++ kernels", supports=supports_quantize, emit=quantize
   )
 )
-# The rank ignores the target, so that on other platforms `explain` shows this
-# backend's reason for XLA ops.
+# It is tried on all platforms, so that on others `explain` shows its reason for
+# XLA ops.
 DEQUANTIZE: Final[decisions.BackendRecord[problems.DequantizationProblem]] = (
-  decisions.BackendRecord(
-    name="cpu",
+  choice.cpu_backend(
     summary="C++ kernels",
-    rank=lambda target: 10,
+    platforms=(),
     supports=supports_dequantize,
     emit=dequantize,
-    tunable=decisions.Tunable(source=cpu_library.source),
   )
 )

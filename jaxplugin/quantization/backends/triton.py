@@ -12,7 +12,7 @@ rows.
 
 from __future__ import annotations
 
-import importlib
+import functools
 import math
 import types
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,17 @@ from jax import lax
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions, formats, targets
-from jaxplugin.kernels import launching
-from jaxplugin.operation import choice
+from jaxplugin.operation import choice, triton_launches
 from jaxplugin.quantization import operations, problems
 from jaxplugin.quantization.backends import triton_shapes
 from jaxplugin.runtime import triton_library
-from jaxplugin.tables import resolution
 
 # Largest Hadamard groups. With larger groups registers spill.
 _MAX_HADAMARD: Final = 64
+
+_run = functools.partial(
+  triton_launches.run, "quantization.quantize", who="quantize"
+)
 
 
 def supports(
@@ -130,7 +132,7 @@ def quantize(
       arrays[name] = data
   launches = triton_shapes.launches(problem, target)
   assert not isinstance(launches, decisions.Unsupported)
-  _run([each.with_size(size) for each in launches], arrays, target)
+  arrays = _run(launches, arrays, target, num_rows=size)
   written = problem if single else triton_shapes.as_written(problem)
   each = written.each()
   results: dict[int, list[jax.Array]] = {}
@@ -164,9 +166,8 @@ def maxima(
   """
   if len(problem.blockings) == 1:
     x = problem.blockings[0].apply(x)
-  arrays = {"x": x}
-  _run([triton_shapes.maxima_launch(problem, target)], arrays, target)
-  return arrays["maxima"]
+  launch = triton_shapes.maxima_launch(problem, target)
+  return _run([launch], {"x": x}, target)["maxima"]
 
 
 def num_maxima(
@@ -186,31 +187,6 @@ def computes_statistics(
   launches = triton_shapes.launches(problem, target)
   assert not isinstance(launches, decisions.Unsupported)
   return any(each.kernel == "norm_statistics" for each in launches)
-
-
-def _run(
-  launches: Sequence[launching.Launch],
-  arrays: dict[str, jax.Array],
-  target: targets.Target,
-) -> None:
-  """Runs launches on named arrays, and adds their results to `arrays`."""
-  for launch in launches:
-    inputs = [arrays[name] for name in launch.inputs]
-    results = _call(launch, inputs, target)
-    names = [name for name, _, _ in launch.outputs]
-    arrays |= dict(zip(names, results, strict=True))
-
-
-def _call(
-  launch: launching.Launch,
-  inputs: Sequence[jax.Array],
-  target: targets.Target,
-) -> list[jax.Array]:
-  """Runs a launch of one of the quantize kernels."""
-  kernels = importlib.import_module(
-    "jaxplugin.kernels.gpu.quantization.quantize"
-  )
-  return triton_library.call(kernels.KERNELS, launch, inputs, target)
 
 
 def values_of_bytes(
@@ -237,16 +213,10 @@ def values_of_bytes(
 
 
 QUANTIZE: Final[decisions.BackendRecord[problems.QuantizationProblem]] = (
-  decisions.BackendRecord(
-    name="triton",
+  choice.triton_backend(
     summary="Triton kernels",
-    platforms=triton_library.PLATFORMS,
-    rank=choice.rank_on(10, *triton_library.PLATFORMS),
+    folder="gpu/quantization",
     supports=supports,
     emit=quantize,
-    lowering_refusal=lambda target: triton_library.lowering_refusal(target),
-    tunable=decisions.Tunable(
-      source=lambda target: resolution.triton_source(target, "gpu/quantization")
-    ),
   )
 )

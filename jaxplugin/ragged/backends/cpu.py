@@ -156,16 +156,12 @@ def _ragged_dot(
 
 
 BACKEND: Final[decisions.BackendRecord[calls.RaggedDotProblem]] = (
-  decisions.BackendRecord(
-    name="cpu",
+  choice.cpu_backend(
     summary="C++ kernels that read the bytes of the used groups once",
-    platforms=("cpu",),
-    rank=choice.rank_on(10, "cpu"),
     supports=supports,
     plan=plan,
     emit=emit,
     quantized_refusal=quantized_refusal,
     emit_quantized=emit_quantized,
-    tunable=decisions.Tunable(source=cpu_library.source),
   )
 )

@@ -13,24 +13,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
 from jaxplugin.arrays import interleaving, layouts
-from jaxplugin.core import decisions, error_context, targets
+from jaxplugin.core import decisions, targets
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs, matmul_plans
 from jaxplugin.kernels.gpu.ragged import plans
-from jaxplugin.operation import choice
+from jaxplugin.operation import choice, triton_launches
 from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.ragged import calls, epilogue
 from jaxplugin.runtime import triton_library
-from jaxplugin.tables import resolution
 
 _SCHEDULE: Final = "each kernel program finds its rows on the device"
 _NOT_FASTER: Final = (
@@ -305,8 +303,14 @@ def _computed(
     planned = triton.quantized_launches(planned, out, sizes, target)
     if out_global_scale is not None:
       arrays["out_global_scale"] = out_global_scale.reshape(1)
-  call_kernel = functools.partial(_call, target=target)
-  return triton.run_launches(planned, arrays, call.num_rows, call_kernel)
+  return triton_launches.run(
+    "ragged.ragged_matmul",
+    planned,
+    arrays,
+    target,
+    who=calls.WHO,
+    num_rows=call.num_rows,
+  )
 
 
 def _readable(
@@ -326,32 +330,15 @@ def _readable(
   )
 
 
-def _call(
-  launch: launching.Launch, inputs: Sequence[jax.Array], target: targets.Target
-) -> list[jax.Array]:
-  """Runs a launch of one of the ragged kernels."""
-  module = "jaxplugin.kernels.gpu.ragged.ragged_matmul"
-  return triton.run(
-    module, launch, inputs, target, who=error_context.who(calls.WHO)
-  )
-
-
 BACKEND: Final[decisions.BackendRecord[calls.RaggedDotProblem]] = (
-  decisions.BackendRecord(
-    name="triton",
+  choice.triton_backend(
     summary="Triton kernels that read the bytes of the used groups",
-    platforms=triton_library.PLATFORMS,
-    rank=choice.rank_on(20, *triton_library.PLATFORMS),
+    folder="gpu/ragged",
     supports=supports,
     plan=plan,
     emit=emit,
     quantized_refusal=quantized_refusal,
     emit_quantized=emit_quantized,
     reads=_reads,
-    lowering_refusal=triton_library.lowering_refusal,
-    launched_by=triton_library.launched_by,
-    tunable=decisions.Tunable(
-      source=lambda target: resolution.triton_source(target, "gpu/ragged")
-    ),
   )
 )
