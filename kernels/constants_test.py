@@ -78,9 +78,9 @@ def launches():
     global_scale="computed",
   )
   yield from quantize_plans.plan(rows, matmul_shapes.SM_90)
-  yield from quantize_plans.plan_both(both, matmul_shapes.SM_90)
+  yield from quantize_plans.plan(both, matmul_shapes.SM_90)
   yield quantize_plans.plan_maxima(rows, matmul_shapes.SM_90)
-  yield quantize_plans.plan_maxima_of_both(both, matmul_shapes.SM_90)
+  yield quantize_plans.plan_maxima(both, matmul_shapes.SM_90)
 
 
 class KernelConstantTest(parameterized.TestCase):

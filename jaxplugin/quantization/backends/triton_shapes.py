@@ -38,19 +38,10 @@ def launches(
     return decisions.Unsupported(reason)
   if not problem.sizes_are_static:
     return _launches_of_m(problem, target)
-  if len(problem.blockings) == 1:
-    rows = _rows(problem)
-    if isinstance(rows, decisions.Unsupported):
-      return rows
-    found = quantize_plans.plan(rows, architecture)
-  else:
-    matrices = _matrices(problem)
-    if matrices is None:
-      return decisions.Unsupported(
-        "needs the blocked dimensions to be the last ones of x, got"
-        f" {[b.dims for b in problem.blockings]} of {len(problem.shape)}"
-      )
-    found = quantize_plans.plan_both(matrices, architecture)
+  x = _input(problem)
+  if isinstance(x, decisions.Unsupported):
+    return x
+  found = quantize_plans.plan(x, architecture)
   programs = max(each.grid for each in found)
   if programs > _MAX_PROGRAMS:
     return decisions.Unsupported(
@@ -137,13 +128,16 @@ def maxima_launch(
   `launches` must support the problem.
   """
   architecture = triton_library.supported_architecture(target)
-  if len(problem.blockings) == 1:
-    rows = _rows(problem)
-    assert not isinstance(rows, decisions.Unsupported)
-    return quantize_plans.plan_maxima(rows, architecture)
-  matrices = _matrices(problem)
-  assert matrices is not None
-  return quantize_plans.plan_maxima_of_both(matrices, architecture)
+  x = _input(problem)
+  assert not isinstance(x, decisions.Unsupported)
+  return quantize_plans.plan_maxima(x, architecture)
+
+
+def _input(
+  problem: problems.QuantizationProblem,
+) -> quantize_config.Rows | quantize_config.Matrices | decisions.Unsupported:
+  """Returns x as kernels read it, or why they do not support the problem."""
+  return _rows(problem) if len(problem.blockings) == 1 else _matrices(problem)
 
 
 def _rows(
@@ -328,10 +322,13 @@ def _found(
 
 def _matrices(
   problem: problems.QuantizationProblem,
-) -> quantize_config.Matrices | None:
+) -> quantize_config.Matrices | decisions.Unsupported:
   found = _found(problem)
   if found is None:
-    return None
+    return decisions.Unsupported(
+      "needs the blocked dimensions to be the last ones of x, got"
+      f" {[b.dims for b in problem.blockings]} of {len(problem.shape)}"
+    )
   shape = problem.shape
   positions, start, middle = found
   blockings = as_written(problem).blockings

@@ -188,7 +188,7 @@ class CodesTest(parameterized.TestCase):
       prologue=prologue,
       returns_amax=True,
     )
-    launches = quantize_plans.plan_both(matrices, quantize_cases.SM_90)
+    launches = quantize_plans.plan(matrices, quantize_cases.SM_90)
     found = quantize_cases.run(launches, **arrays)
     largest = np.abs(y[np.isfinite(y)]).max()
     self.assertEqual(found["amax"].max(), largest)
@@ -247,7 +247,7 @@ class PlanTest(parameterized.TestCase):
       format="mxfp8",
       prologue=prologue,
     )
-    launch, second = quantize_plans.plan_both(matrices, quantize_cases.SM_90)
+    launch, second = quantize_plans.plan(matrices, quantize_cases.SM_90)
     found = dict(launch.constexprs)["TILE"]
     self.assertEqual((found.block_m, found.block_k), tile)
     self.assertEqual(launch.num_warps, num_warps)

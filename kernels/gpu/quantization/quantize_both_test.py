@@ -59,7 +59,7 @@ class BothTest(parameterized.TestCase):
       global_scale=global_scale,
       packed_in_place=not transposed[1],
     )
-    launches = quantize_plans.plan_both(matrices, quantize_cases.SM_90)
+    launches = quantize_plans.plan(matrices, quantize_cases.SM_90)
     found = quantize_cases.run(launches, x, **arrays)
     along_k = np.pad(x, ((0, 0), (0, 0), (0, k - columns)))
     wanted = expected(

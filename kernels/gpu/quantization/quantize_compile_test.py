@@ -217,7 +217,7 @@ class InstructionsTest(parameterized.TestCase):
       dtype="bfloat16",
     )
     target = architectures.by_name(architecture)
-    launches = quantize_plans.plan_both(matrices, target)
+    launches = quantize_plans.plan(matrices, target)
     names = [launch.kernel for launch in launches]
     self.assertEqual(
       names, ["norm_statistics", "finite_amax_both", "quantize_both"]

@@ -243,36 +243,28 @@ class QuantizeConstant(constants.KernelConstant):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rows:
-  """An array x that is quantized along k without a copy.
+class InputArray:
+  """An array x that is quantized; `Rows` or `Matrices`.
 
   Attributes:
-    batch, rows, k: sizes.
-    k_is_minor: whether x is [batch, rows, k] in memory; else [batch, k, rows].
+    batch, rows: sizes.
     format: name in `formats.FORMATS`.
     scale_rounding: one of `SCALE_ROUNDINGS`.
-    swizzled: whether the scale is written as "swizzled_128x4".
-    pads_values: see `QuantizeConstant`; only with a swizzled scale.
-    global_scale: see `GlobalScale`.
+    global_scale: see `GlobalScale`; one for each result.
     num_maxima: number of maxima if `global_scale` is "of_maxima".
     packed_in_place: whether packed values have the dimension order of x;
       otherwise k is minor.
     options: options of a recipe. Squares do not span matrices of the batch.
-    places: places of random bits; None for the offsets in x.
-    prologue: see `QuantizeConstant`. Its features are k if k is minor; else
-      they are the rows.
+    places: places of random bits.
+    prologue: see `QuantizeConstant`.
     dtype: NumPy's name of the dtype of x and of a prologue's sum with x.
     returns_amax: whether the prologue's amax is a result.
   """
 
   batch: int
   rows: int
-  k: int
-  k_is_minor: bool
   format: str
   scale_rounding: str = "up"
-  swizzled: bool = False
-  pads_values: bool = False
   global_scale: GlobalScale = "none"
   num_maxima: int = 0
   packed_in_place: bool = False
@@ -281,6 +273,40 @@ class Rows:
   prologue: prologues.Prologue | None = None
   dtype: str = "float32"
   returns_amax: bool = False
+
+  def _as_norm(self, rows: int, features: int) -> Rows:
+    return Rows(
+      batch=1,
+      rows=self.batch * rows,
+      k=features,
+      k_is_minor=True,
+      format=self.format,
+      prologue=self.prologue,
+      dtype=self.dtype,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows(InputArray):
+  """An array x that is quantized along k without a copy.
+
+  Attributes:
+    k: size of the blocked dimension.
+    k_is_minor: whether x is [batch, rows, k] in memory; else [batch, k, rows].
+    swizzled: whether the scale is written as "swizzled_128x4".
+    pads_values: see `QuantizeConstant`; only with a swizzled scale.
+    places: None for the offsets in x.
+    prologue: its features are k if k is minor; else they are the rows.
+  """
+
+  k: int
+  k_is_minor: bool
+  swizzled: bool = False
+  pads_values: bool = False
+
+  @property
+  def columns(self) -> int:
+    return self.k
 
   def layout(self, k: int) -> tuple[Sizes, Sizes]:
     """Returns `layout` of the quantized array with another `k`."""
@@ -302,7 +328,7 @@ class Rows:
     rows, features = self.rows, self.k
     if not self.k_is_minor:
       rows, features = features, rows
-    return _rows_of_norm(self, rows, features)
+    return self._as_norm(rows, features)
 
   def covered(self) -> tuple[int, int]:
     """Returns rows and k with the padding of a swizzled scale."""
@@ -316,44 +342,28 @@ class Rows:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Matrices:
+class Matrices(InputArray):
   """A dense array x[batch, rows, columns] that is quantized along both.
 
   Attributes:
-    batch, rows, columns: sizes.
+    columns: size of the last dimension.
     k, k_t: padded sizes of columns and rows.
     is_transposed: whether the result that is blocked along rows has rows last.
-    format, scale_rounding, global_scale, num_maxima: see `Rows`; there are two
-      global scales.
     row: row of the maxima for the result that is blocked along columns, 0 or 1.
-    packed_in_place: see `Rows`; for the result that is not transposed.
+    packed_in_place: for the result that is not transposed.
     options, options_t: for the results blocked along columns and along rows.
     places, places_t: places of random bits for (batch, row, column) and for
       (batch, column, row); () if no bits are drawn.
-    prologue: see `QuantizeConstant`. Its features are columns.
-    dtype: see `Rows`.
-    returns_amax: see `Rows`.
+    prologue: its features are columns.
   """
 
-  batch: int
-  rows: int
   columns: int
   k: int
   k_t: int
   is_transposed: bool
-  format: str
-  scale_rounding: str = "up"
-  global_scale: GlobalScale = "none"
-  num_maxima: int = 0
   row: int = 0
-  packed_in_place: bool = False
-  options: QuantizeOptions = NO_OPTIONS
   options_t: QuantizeOptions = NO_OPTIONS
-  places: Places | None = None
   places_t: Places | None = None
-  prologue: prologues.Prologue | None = None
-  dtype: str = "float32"
-  returns_amax: bool = False
 
   @property
   def x_strides(self) -> Sizes:
@@ -366,19 +376,7 @@ class Matrices:
   @property
   def as_norm(self) -> Rows:
     """The rows that a norm reads."""
-    return _rows_of_norm(self, self.rows, self.columns)
-
-
-def _rows_of_norm(x: Rows | Matrices, rows: int, features: int) -> Rows:
-  return Rows(
-    batch=1,
-    rows=x.batch * rows,
-    k=features,
-    k_is_minor=True,
-    format=x.format,
-    prologue=x.prologue,
-    dtype=x.dtype,
-  )
+    return self._as_norm(self.rows, self.columns)
 
 
 def layout(
@@ -391,9 +389,23 @@ def layout(
 
 
 def default_config(
+  x: InputArray, architecture: architectures.Architecture
+) -> QuantizeConfig:
+  """Returns the config that rules choose to quantize x and to find its amax.
+
+  Raises:
+    ValueError: If the format is unknown.
+  """
+  if isinstance(x, Matrices):
+    return _config_of_matrices(x, architecture)
+  assert isinstance(x, Rows)
+  return _config_of_rows(x, architecture)
+
+
+def _config_of_rows(
   x: Rows, architecture: architectures.Architecture
 ) -> QuantizeConfig:
-  """Returns the config that rules choose for `quantize` and `finite_amax`.
+  """Returns the config for `quantize` and `finite_amax`.
 
   A thread has 32 values, which are four 16-byte loads of a 16-bit input at
   once. It has 16 if it needs all bits of quotients, because registers would
@@ -401,9 +413,6 @@ def default_config(
   reads whole cache lines. They have whole squares and groups, and whole rows
   for a norm without statistics. A tile of a gradient has either gates or
   factors.
-
-  Raises:
-    ValueError: If the format is unknown.
   """
   grid_rows, grid_k = x.covered()
   block_m, block_k = (16, 256) if x.k_is_minor else (128, 32)
@@ -428,12 +437,12 @@ def default_config(
   )
 
 
-def config_of_both(
+def _config_of_matrices(
   x: Matrices, architecture: architectures.Architecture
 ) -> QuantizeConfig:
   """Returns the config for `quantize_both` and `finite_amax_both`.
 
-  A thread has 16 values, because it quantizes twice (`default_config`).
+  A thread has 16 values, because it quantizes twice (`_config_of_rows`).
   """
   needs_all_bits = x.options.needs_all_bits or x.options_t.needs_all_bits
   return _config_of_tile(
@@ -446,7 +455,7 @@ def config_of_both(
   )
 
 
-def _in_halves(x: Rows | Matrices, features: int, block: int) -> int:
+def _in_halves(x: InputArray, features: int, block: int) -> int:
   """Returns the largest part of a tile's block that divides halves, if any."""
   if x.prologue is None or not x.prologue.gradient_of_halves:
     return block
@@ -454,7 +463,7 @@ def _in_halves(x: Rows | Matrices, features: int, block: int) -> int:
 
 
 def needs_statistics(
-  x: Rows | Matrices, architecture: architectures.Architecture
+  x: InputArray, architecture: architectures.Architecture
 ) -> bool:
   """Returns whether another kernel must compute the statistics of a norm.
 
@@ -462,7 +471,7 @@ def needs_statistics(
   """
   if x.prologue is None or not x.prologue.needs_whole_rows:
     return False
-  if isinstance(x, Matrices) or not x.k_is_minor:
+  if not isinstance(x, Rows) or not x.k_is_minor:
     return True
   return default_config(x, architecture).num_warps > _MAX_WARPS
 
@@ -500,15 +509,17 @@ def _config_of_tile(
 
 
 def config_of_few(
-  x: Rows, architecture: architectures.Architecture
+  x: InputArray, architecture: architectures.Architecture
 ) -> QuantizeConfig | None:
-  """Returns a config of `global_scale_of_few`, or None for larger arrays.
+  """Returns a config of `global_scale_of_few`, or None for other arrays.
 
   Its single program has 1024 threads with 32 values each. Two such tiles of
   16-bit values are 128 KiB. One multiprocessor reads 64 bytes a cycle from L2,
   so this takes about 1.2 us, as long as a launch (modelled, not measured).
   """
-  if measured(x, x.options).options != NO_OPTIONS or not x.k_is_minor:
+  if not isinstance(x, Rows) or not x.k_is_minor:
+    return None
+  if measured(x, x.options).options != NO_OPTIONS:
     return None
   if x.prologue is not None:
     return None
@@ -542,11 +553,10 @@ def tile_of(
   covered: tuple[int, int] | None = None,
 ) -> Tile:
   """Returns the tiles of x; by default their grid covers the sizes of x."""
-  columns = x.k if isinstance(x, Rows) else x.columns
-  covered_rows, covered_columns = covered or (x.rows, columns)
+  covered_rows, covered_columns = covered or (x.rows, x.columns)
   return Tile(
     rows=x.rows,
-    columns=columns,
+    columns=x.columns,
     strides=x.x_strides,
     block_m=config.block_m,
     block_k=config.block_k,
@@ -561,7 +571,7 @@ def num_tiles(config: QuantizeConfig, batch: int, rows: int, k: int) -> int:
 
 
 def measured(
-  x: Rows | Matrices, options: QuantizeOptions, *, hardware_cast: bool = False
+  x: InputArray, options: QuantizeOptions, *, hardware_cast: bool = False
 ) -> QuantizeConstant:
   """Returns the constant of kernels that compute the largest magnitude.
 

@@ -104,9 +104,9 @@ def compiled(kernel, format_name, target, dtype="bfloat16", **fields):
     sizes = dict.fromkeys(("rows", "columns", "k", "k_t"), SIZE)
     sizes |= {"batch": 1, "is_transposed": True}
     x = quantize_config.Matrices(**(sizes | fields))
-    launch = quantize_plans.plan_maxima_of_both(x, architecture)
+    launch = quantize_plans.plan_maxima(x, architecture)
     if kernel == "quantize_both":
-      (launch,) = quantize_plans.plan_both(x, architecture)
+      (launch,) = quantize_plans.plan(x, architecture)
   dtypes = {"x": dtype, "key": "uint32"}
   return executed.compiled_quantize(
     target,

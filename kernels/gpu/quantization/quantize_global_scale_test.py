@@ -54,7 +54,7 @@ def computed_both(x, row=0, most=quantize_plans.MOST_MAXIMA):
     row=row,
   )
   with mock.patch.object(quantize_plans, "MOST_MAXIMA", most):
-    launches = quantize_plans.plan_both(described, SM_90)
+    launches = quantize_plans.plan(described, SM_90)
   return quantize_cases.run(launches, x)
 
 

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans the launches of the quantize kernels: pure functions, no Triton.
 
-`plan` quantizes along one axis and reads x without a copy. `plan_both`
-quantizes along two axes, from one read.
+`plan` quantizes `Rows` along one axis without a copy, and `Matrices` along two
+axes, from one read.
 
 If the global scale is computed, a launch before reads x. It finds "maxima", the
 partial amax values of x, or the whole "global_scale" of a small x.
-`plan_maxima` and `plan_maxima_of_both` return only the launch that finds the
-maxima. A norm also has a launch before, unless tiles have whole rows. It
-computes the "statistics" of rows.
+`plan_maxima` returns only the launch that finds the maxima. A norm also has a
+launch before, unless tiles have whole rows. It computes the "statistics" of
+rows.
 
 Other arrays are "x", "key", "values", "scale" and the operands of a prologue.
 "total" is x + residual, and "amax" has the largest finite magnitude of each
@@ -20,13 +20,15 @@ the compiler contract a product and a sum, because that would change bits.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Final, TypeVar
+import functools
+from typing import Any, Final, TypeAlias
 
 from jaxplugin.kernels.gpu.quantization import quantize_config
 
 from jaxplugin.kernels import architectures, formats, launching, prologues
 
-T = TypeVar("T", quantize_config.Rows, quantize_config.Matrices)
+Rows: TypeAlias = quantize_config.Rows
+Matrices: TypeAlias = quantize_config.Matrices
 
 # Upper limit on partial amax values. Every quantize program reads all of them:
 # each of 128 threads loads 16 bytes. This number of programs with 512 threads
@@ -48,9 +50,9 @@ _READ: Final[dict[quantize_config.GlobalScale, str]] = {
 
 
 def plan(
-  x: quantize_config.Rows, architecture: architectures.Architecture
+  x: Rows | Matrices, architecture: architectures.Architecture
 ) -> list[launching.Launch]:
-  """Returns the launches that quantize along k, in order.
+  """Returns the launches that quantize x, in order.
 
   Raises:
     ValueError: If the format or the scale rounding is unknown.
@@ -60,17 +62,27 @@ def plan(
     return _reading_total([first, *plan(x, architecture)])
   config = quantize_config.default_config(x, architecture)
   if x.global_scale != "computed":
-    return [quantize_launch(x, config, x.num_maxima)]
+    return [_launch(x, config, x.num_maxima)]
   few = quantize_config.config_of_few(x, architecture)
   if few is not None:
     given = dataclasses.replace(x, global_scale="given")
-    return [_launch_of_few(x, few), quantize_launch(given, config, 0)]
+    return [_launch_of_few(x, few), _launch(given, config, 0)]
   first = plan_maxima(x, architecture)
-  return [first, quantize_launch(x, config, first.grid)]
+  return [first, _launch(x, config, first.grid)]
+
+
+def _launch(
+  x: Rows | Matrices,
+  config: quantize_config.QuantizeConfig,
+  num_maxima: int,
+) -> launching.Launch:
+  if isinstance(x, Rows):
+    return quantize_launch(x, config, num_maxima)
+  return _quantize_both_launch(x, config, num_maxima)
 
 
 def plan_of_m(
-  x: quantize_config.Rows,
+  x: Rows,
   architecture: architectures.Architecture,
   core_count: int,
 ) -> launching.Launch:
@@ -103,84 +115,49 @@ def plan_of_m(
   )
 
 
-def plan_both(
-  x: quantize_config.Matrices, architecture: architectures.Architecture
-) -> list[launching.Launch]:
-  """Returns the launches that quantize along columns and rows, in order.
-
-  Raises:
-    ValueError: If the format or the scale rounding is unknown.
-  """
-  if quantize_config.needs_statistics(x, architecture):
-    first, x = _statistics_launch(x, architecture)
-    return _reading_total([first, *plan_both(x, architecture)])
-  config = quantize_config.config_of_both(x, architecture)
-  if x.global_scale != "computed":
-    return [_quantize_both_launch(x, config, x.num_maxima)]
-  first = plan_maxima_of_both(x, architecture)
-  return [first, _quantize_both_launch(x, config, first.grid)]
-
-
 def plan_maxima(
-  x: quantize_config.Rows, architecture: architectures.Architecture
+  x: Rows | Matrices, architecture: architectures.Architecture
 ) -> launching.Launch:
-  """Returns the launch that finds partial amax values of x."""
+  """Returns the launch that finds partial amax values for each result."""
   config, tiles, programs = _programs(
-    x, quantize_config.default_config(x, architecture), x.k
+    x, quantize_config.default_config(x, architecture)
   )
-  measured = quantize_config.measured(
-    x, x.options, hardware_cast=config.hardware_cast
+  measured = functools.partial(
+    quantize_config.measured, x, hardware_cast=config.hardware_cast
   )
+  of_columns = measured(x.options)
+  kernel, count, suffix = "finite_amax", 1, of_columns.options.suffix
+  constants: dict[str, Any] = {
+    "PROGRAMS": programs,
+    "TILES": tiles,
+    "TILE": quantize_config.tile_of(x, config),
+    "QUANTIZED": of_columns,
+  }
+  if isinstance(x, Matrices):
+    of_rows = measured(x.options_t)
+    kernel, count = "finite_amax_both", 2
+    suffix = _both_suffix(of_columns.options, of_rows.options)
+    constants |= {"ROW": x.row, "QUANTIZED_T": of_rows}
   return _amax_launch(
-    "finite_amax",
+    kernel,
     config,
     ("x", *_operands(x.prologue)),
-    launching.Output("maxima", (1, programs), "uint32"),
-    suffix=measured.options.suffix,
+    launching.Output("maxima", (count, programs), "uint32"),
+    suffix=suffix,
     grid=programs,
-    PROGRAMS=programs,
-    TILES=tiles,
-    TILE=quantize_config.tile_of(x, config),
-    QUANTIZED=measured,
-  )
-
-
-def plan_maxima_of_both(
-  x: quantize_config.Matrices, architecture: architectures.Architecture
-) -> launching.Launch:
-  """Returns the launch that finds partial amax values for both blockings."""
-  config, tiles, programs = _programs(
-    x, quantize_config.config_of_both(x, architecture), x.columns
-  )
-  measured, measured_t = (
-    quantize_config.measured(x, options, hardware_cast=config.hardware_cast)
-    for options in (x.options, x.options_t)
-  )
-  return _amax_launch(
-    "finite_amax_both",
-    config,
-    ("x", *_operands(x.prologue)),
-    launching.Output("maxima", (2, programs), "uint32"),
-    suffix=_both_suffix(measured.options, measured_t.options),
-    grid=programs,
-    ROW=x.row,
-    PROGRAMS=programs,
-    TILES=tiles,
-    TILE=quantize_config.tile_of(x, config),
-    QUANTIZED=measured,
-    QUANTIZED_T=measured_t,
+    **constants,
   )
 
 
 def _launch_of_few(
-  x: quantize_config.Rows, config: quantize_config.QuantizeConfig
+  x: Rows | Matrices, config: quantize_config.QuantizeConfig
 ) -> launching.Launch:
   """Returns a launch that computes the global scale before x is quantized.
 
   cuDNN's matmul needs it. A second kernel writes its codes in whole tiles, and
   XLA drops the first quantize kernel if nothing else uses its codes.
   """
-  tiles = quantize_config.num_tiles(config, x.batch, x.rows, x.k)
+  tiles = quantize_config.num_tiles(config, x.batch, x.rows, x.columns)
   return _amax_launch(
     "global_scale_of_few",
     config,
@@ -194,8 +171,8 @@ def _launch_of_few(
 
 
 def _statistics_launch(
-  x: T, architecture: architectures.Architecture
-) -> tuple[launching.Launch, T]:
+  x: Rows | Matrices, architecture: architectures.Architecture
+) -> tuple[launching.Launch, Rows | Matrices]:
   """Returns a launch that computes statistics of rows for the prologue of x.
 
   Also returns x with a prologue that reads them, and "total" if the launch has
@@ -266,7 +243,7 @@ def _amax_launch(
 
 
 def quantize_launch(
-  x: quantize_config.Rows,
+  x: Rows,
   config: quantize_config.QuantizeConfig,
   num_maxima: int,
 ) -> launching.Launch:
@@ -339,7 +316,7 @@ def quantize_launch(
 
 
 def _quantize_both_launch(
-  x: quantize_config.Matrices,
+  x: Matrices,
   config: quantize_config.QuantizeConfig,
   num_maxima: int,
 ) -> launching.Launch:
@@ -424,7 +401,7 @@ def _operands(prologue: prologues.Prologue | None) -> list[str]:
   ]
 
 
-def _name(x: quantize_config.Rows | quantize_config.Matrices) -> str:
+def _name(x: Rows | Matrices) -> str:
   """Returns the function of x and the format, for names in profiles."""
   function = ""
   if x.prologue is not None:
@@ -434,7 +411,7 @@ def _name(x: quantize_config.Rows | quantize_config.Matrices) -> str:
 
 
 def _amax(
-  x: quantize_config.Rows | quantize_config.Matrices, programs: int
+  x: Rows | Matrices, programs: int
 ) -> tuple[list[launching.Output], dict[str, None]]:
   """Returns the output of amax, or the constant of a kernel without it."""
   if x.returns_amax:
@@ -452,16 +429,14 @@ def _global_scales(
 
 
 def _programs(
-  x: quantize_config.Rows | quantize_config.Matrices,
-  config: quantize_config.QuantizeConfig,
-  k: int,
+  x: Rows | Matrices, config: quantize_config.QuantizeConfig
 ) -> tuple[quantize_config.QuantizeConfig, int, int]:
   """Returns (config, number of tiles, number of programs) of amax kernels.
 
   The config is that of the quantize kernel, with more rows if there are many
   tiles. Tiles of whole rows stay, so that sums of a norm have the same order.
   """
-  tiles = quantize_config.num_tiles(config, x.batch, x.rows, k)
+  tiles = quantize_config.num_tiles(config, x.batch, x.rows, x.columns)
   is_whole = x.prologue is not None and x.prologue.needs_whole_rows
   if tiles > MOST_MAXIMA and not is_whole:
     times = 1 << (tiles // MOST_MAXIMA).bit_length() - 1
@@ -471,12 +446,12 @@ def _programs(
       block_m=config.block_m * times,
       num_warps=config.num_warps * times,
     )
-    tiles = quantize_config.num_tiles(config, x.batch, x.rows, k)
+    tiles = quantize_config.num_tiles(config, x.batch, x.rows, x.columns)
   return config, tiles, min(tiles, MOST_MAXIMA)
 
 
 def _constant(
-  x: quantize_config.Rows | quantize_config.Matrices,
+  x: Rows | Matrices,
   config: quantize_config.QuantizeConfig,
   options: quantize_config.QuantizeOptions,
   num_maxima: int,
