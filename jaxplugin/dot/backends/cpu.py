@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import jax
@@ -581,7 +582,6 @@ def _dot(
   quantized: QuantizedOutput | None = None,
 ) -> Any:
   """Emits the custom call on operands reshaped to [batch, rows, k]."""
-  cpu_library.register()
   shape = call.shape
   dtype = call.preferred_element_type
   lhs, rhs = call.dense_sides()
@@ -595,39 +595,77 @@ def _dot(
     if residual.dtype != dtype:
       residual = residual.astype(jnp.float32)
     residual = jnp.broadcast_to(residual, shape)
-  lhs_scale, rhs_scale = (
-    scale_of(side, dense) for side, dense in ((call.lhs, lhs), (call.rhs, rhs))
-  )
+  operands = [
+    (dense, *scale_of(side, dense))
+    for side, dense in ((call.lhs, lhs), (call.rhs, rhs))
+  ]
   if is_turned(problem.m, problem.n):
-    lhs, rhs = rhs, lhs
-    lhs_scale, rhs_scale = rhs_scale, lhs_scale
+    operands.reverse()
     m, n = n, m
     bias = None if bias is None else jnp.broadcast_to(bias, (n,))
   global_scale = epilogue.pair(call)
-  result_type = jax.ShapeDtypeStruct((batch, m, n), dtype)
   if residual is not None:
     residual = residual.reshape(batch, m, n)
-  types = result_type if quantized is None else quantized.types(batch * m)
-  result: Any = jax.ffi.ffi_call(_DOT, types)(
-    *(lhs.values, lhs_scale[0]),
-    *(rhs.values, rhs_scale[0]),
-    cpu_library.or_absent(global_scale),
-    cpu_library.or_absent(bias),
-    cpu_library.or_absent(residual),
-    *offset_operand(offset, rhs_scale[0]),
-    *(quantized.operands if quantized else ()),
-    **attributes("lhs", lhs, lhs_scale[1]),
-    **attributes("rhs", rhs, rhs_scale[1]),
-    **rows_attribute(config.problem(problem)),
-    **offset_attribute(offset),
-    **(quantized.attributes if quantized else {}),
+  result = custom_call(
+    _DOT,
+    jax.ShapeDtypeStruct((batch, m, n), dtype),
+    operands,
+    (global_scale, bias, residual),
+    problem=config.problem(problem),
+    target=target,
+    offset=offset,
+    quantized=quantized,
     activation=np.int64(_ACTIVATIONS[call.activation]),
     **config.attributes(),
-    **cpu_library.call_attributes(target),
   )
-  return (
-    result.reshape(shape) if quantized is None else quantized.results(result)
+  return result.reshape(shape) if quantized is None else result
+
+
+def custom_call(
+  name: str,
+  result_type: jax.ShapeDtypeStruct,
+  operands: Sequence[tuple[sides.Side, jax.Array, int]],
+  others: Sequence[jax.Array | None],
+  *,
+  problem: Any,
+  target: targets.Target,
+  offset: tuple[jax.Array, int] | None,
+  quantized: QuantizedOutput | None,
+  **attributes: Any,
+) -> Any:
+  """Emits the custom call of a dot or of a ragged dot.
+
+  Args:
+    name: target of the custom call.
+    result_type: type of its result, [..., rows, columns], if not `quantized`.
+    operands: both sides, each with the results of `scale_of`.
+    others: its other arrays, in order.
+    problem: problem that the kernels compute.
+    target: the target.
+    offset, quantized: as for `emit` and `emit_quantized`.
+    **attributes: its other attributes.
+  """
+  cpu_library.register()
+  arrays = [x for side, scale, _ in operands for x in (side.values, scale)]
+  arrays += map(cpu_library.or_absent, others)
+  for prefix, (side, _, scale_rows) in zip(
+    ("lhs", "rhs"), operands, strict=True
+  ):
+    attributes |= _attributes(prefix, side, scale_rows)
+  if may_quantize_rows(problem):
+    attributes["quantize_rows"] = np.int64(1)
+  if offset is not None:
+    _, rhs_scale, _ = operands[1]
+    arrays.append(offset[0].reshape(rhs_scale.shape))
+    attributes["rhs_code_offset"] = np.int64(offset[1])
+  attributes |= cpu_library.call_attributes(target)
+  if quantized is None:
+    return jax.ffi.ffi_call(name, result_type)(*arrays, **attributes)
+  types = quantized.types(math.prod(result_type.shape[:-1]))
+  found = jax.ffi.ffi_call(name, types)(
+    *arrays, *quantized.operands, **attributes, **quantized.attributes
   )
+  return quantized.results(found)
 
 
 def scale_of(side: sides.Side, dense: sides.Side) -> tuple[jax.Array, int]:
@@ -657,8 +695,8 @@ def scale_of(side: sides.Side, dense: sides.Side) -> tuple[jax.Array, int]:
   return (scale, size) if is_readable else (dense.scale, 1)
 
 
-def attributes(
-  prefix: str, side: sides.Side, scale_rows: int = 1
+def _attributes(
+  prefix: str, side: sides.Side, scale_rows: int
 ) -> dict[str, Any]:
   """Returns the attributes of the custom call for one operand.
 
@@ -679,27 +717,6 @@ def attributes(
   if scale_rows > 1:
     attributes[f"{prefix}_scale_rows"] = np.int64(scale_rows)
   return attributes
-
-
-def rows_attribute(problem: Any) -> dict[str, np.int64]:
-  """Returns the attribute by which kernels may quantize rows, if they may."""
-  if may_quantize_rows(problem):
-    return {"quantize_rows": np.int64(1)}
-  return {}
-
-
-def offset_operand(
-  offset: tuple[jax.Array, int] | None, scale: jax.Array
-) -> tuple[jax.Array, ...]:
-  """Returns the custom call's last operand, if rhs has offsets."""
-  return () if offset is None else (offset[0].reshape(scale.shape),)
-
-
-def offset_attribute(
-  offset: tuple[jax.Array, int] | None,
-) -> dict[str, np.int64]:
-  """Returns the attribute that belongs to `offset_operand`."""
-  return {} if offset is None else {"rhs_code_offset": np.int64(offset[1])}
 
 
 BACKEND: Final[decisions.BackendRecord[problems.DotProblem]] = (

@@ -125,8 +125,6 @@ def _ragged_dot(
   call: calls.RaggedDotCall,
 ) -> Any:
   """Emits the custom call; `weights` has the scale of square blocks."""
-  cpu_library.register()
-  rhs_scale, scale_rows = cpu.scale_of(weights, call.rhs)
   factors = [
     jnp.broadcast_to(x, (call.num_groups,))
     for x in (call.global_scale, call.global_power)
@@ -134,25 +132,20 @@ def _ragged_dot(
   ]
   global_scale = jnp.stack(factors) if factors else None
   bias = None if call.bias is None else call.bias.astype(jnp.float32)
-  result_type = jax.ShapeDtypeStruct(call.shape, call.preferred_element_type)
-  types = result_type if quantized is None else quantized.types(call.num_rows)
-  result = jax.ffi.ffi_call(_RAGGED_DOT, types)(
-    *(call.lhs.values, cpu_library.or_absent(call.lhs.scale)),
-    *(call.rhs.values, rhs_scale),
-    call.group_sizes,
-    cpu_library.or_absent(global_scale),
-    cpu_library.or_absent(bias),
-    *cpu.offset_operand(offset, rhs_scale),
-    *(quantized.operands if quantized else ()),
-    **cpu.attributes("lhs", call.lhs),
-    **cpu.attributes("rhs", call.rhs, scale_rows),
-    **cpu.rows_attribute(problem),
-    **cpu.offset_attribute(offset),
-    **(quantized.attributes if quantized else {}),
+  return cpu.custom_call(
+    _RAGGED_DOT,
+    jax.ShapeDtypeStruct(call.shape, call.preferred_element_type),
+    (
+      (call.lhs, cpu_library.or_absent(call.lhs.scale), 1),
+      (call.rhs, *cpu.scale_of(weights, call.rhs)),
+    ),
+    (call.group_sizes, global_scale, bias),
+    problem=problem,
+    target=target,
+    offset=offset,
+    quantized=quantized,
     activation=np.int64(_ACTIVATIONS[call.activation]),
-    **cpu_library.call_attributes(target),
   )
-  return result if quantized is None else quantized.results(result)
 
 
 BACKEND: Final[decisions.BackendRecord[calls.RaggedDotProblem]] = (
