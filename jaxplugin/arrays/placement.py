@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from jaxplugin.arrays import layouts, quantized_weight, scaled_array
 from jaxplugin.arrays import leaves as leaves_lib
@@ -132,7 +132,7 @@ def _place(leaf: Any, target: Any) -> Any:
         return _reshard_packed(leaf, target)
     return jax.device_put(leaf, target)
   mesh = _mesh_of(target)
-  if mesh is not None and AxisType.Explicit in mesh.axis_types:
+  if mesh is not None and mesh_axes.axes_of(mesh):
     return jax.sharding.reshard(leaf, target)
   axis = _packing_axis(leaf, target)
   if axis is None:

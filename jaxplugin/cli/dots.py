@@ -14,7 +14,6 @@ from jaxplugin import dot, quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.cli import arguments
 from jaxplugin.core import formats, targets
-from jaxplugin.dot import sides
 from jaxplugin.explanation import diagnostics, report
 
 _DEFAULT_BATCH: Final = 1
@@ -27,7 +26,7 @@ def add_arguments(
 ) -> None:
   """Adds the arguments that describe one dot; sizes are at least `least`."""
   names = [format.name for format in formats.NAMED]
-  plain = [dtype.name for dtype in sides.PLAIN_DTYPES]
+  plain = [dtype.name for dtype in formats.FLOAT_DTYPES]
   for side in ("lhs", "rhs"):
     command.add_argument(
       f"--{side}",
@@ -104,7 +103,7 @@ def _operand(
 ) -> scaled_array.ScaledArray | jax.ShapeDtypeStruct:
   """Returns an abstract operand of shape (batch, rows, k)."""
   shape = (batch, rows, k)
-  if name in [dtype.name for dtype in sides.PLAIN_DTYPES]:
+  if name in [dtype.name for dtype in formats.FLOAT_DTYPES]:
     return jax.ShapeDtypeStruct(shape, jnp.dtype(name))
   format = formats.by_name(name)
   if not format.fits(k):

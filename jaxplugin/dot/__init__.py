@@ -13,4 +13,3 @@ from jaxplugin.dot.api import block_scaled_dot as block_scaled_dot
 from jaxplugin.dot.arguments import Operand as Operand
 from jaxplugin.dot.arguments import as_operand as as_operand
 from jaxplugin.dot.arguments import integers as integers
-from jaxplugin.dot.arguments import vary_alike as vary_alike

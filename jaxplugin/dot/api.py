@@ -25,6 +25,7 @@ from jaxplugin.dot import (
   sides,
   straight_through,
 )
+from jaxplugin.jaxext import jax_private
 from jaxplugin.operation import choice
 from jaxplugin.quantization import out_format as out_format_lib
 from jaxplugin.quantization import quantized_results
@@ -155,16 +156,16 @@ def block_scaled_dot(
   call = calls.DotCall(
     lhs=lhs_side,
     rhs=rhs_side,
-    preferred_element_type=calls.result_dtype(preferred_element_type),
-    highest_precision=calls.canonical_precision(precision),
-    fastest_precision=calls.is_fastest(precision),
+    preferred_element_type=arguments.result_dtype(preferred_element_type),
+    highest_precision=arguments.canonical_precision(precision),
+    fastest_precision=arguments.is_fastest(precision),
     activation=activation,
     implementation=implementation,
     padded_scales=block_size is not None,
     overlay=resolution.overlay(),
-    reduce_dtype=calls.parts_dtype(reduce_dtype),
+    reduce_dtype=arguments.parts_dtype(reduce_dtype),
   )
-  calls.validate_sides(call)
+  arguments.validate_sides(call)
   if out_sharding is not None:
     asked = sharding.asked_sharding(call, out_sharding)
     call = call.replace(out_sharding=asked)
@@ -215,7 +216,7 @@ def _straight_through(
     if name == "global_scale" and x is not None:
       x = arguments.as_global_scale(x)
     arrays.append(x if x is None else arguments.array(name, x))
-  numbers = calls.canonical_dimension_numbers(
+  numbers = arguments.canonical_dimension_numbers(
     dimension_numbers, arrays[0].ndim, arrays[1].ndim
   )
   leaves, tree = jax.tree.flatten(straight_through.DotArrays(*arrays))
@@ -225,12 +226,12 @@ def _straight_through(
         block_scaled_dot, dimension_numbers=numbers, **options
       ),
       dimension_numbers=numbers,
-      dtype=calls.result_dtype(preferred_element_type),
+      dtype=arguments.result_dtype(preferred_element_type),
       activation=activation,
     ),
     # Outside `dot`'s custom JVP, so that tangents vary over the same mesh axes
     # as the result.
-    jax.tree.unflatten(tree, arguments.vary_alike(leaves)),
+    jax.tree.unflatten(tree, jax_private.vary_alike(leaves)),
   )
 
 
@@ -242,9 +243,14 @@ def _with_epilogue(
   scales = call.scales_in_result()
   if global_scale is not None:
     scales.append(arguments.as_global_scale(global_scale))
-  factor, power = epilogue.product(scales)
-  if factor is not None:
-    calls.validate_global_scale(factor, shape)
+  first = second = None
+  if len(scales) == 2 and not any(scale.ndim for scale in scales):
+    first, second = map(jax.lax.stop_gradient, scales)
+  call = epilogue.with_global_scale(
+    call, scales, first_global_scale=first, second_global_scale=second
+  )
+  if call.global_scale is not None:
+    arguments.validate_global_scale(call.global_scale, shape)
   if bias is not None:
     bias = arguments.epilogue_operand("bias", bias)
     bias = _expand_bias(bias, shape, len(call.rhs.free))
@@ -255,19 +261,7 @@ def _with_epilogue(
         f"{sides.who()}: residual must have the result's shape {shape}, got"
         f" {tuple(residual.shape)}"
       )
-  first = second = None
-  if len(scales) == 2 and not any(scale.ndim for scale in scales):
-    first, second = map(jax.lax.stop_gradient, scales)
-  call = call.with_sides(
-    lambda side: side.replace(global_scale=None),
-    global_scale=factor,
-    global_power=power,
-    first_global_scale=first,
-    second_global_scale=second,
-    bias=bias,
-    residual=residual,
-  )
-  return call.form().filled(arguments.vary_alike(call.flatten()))
+  return call.replace(bias=bias, residual=residual).vary_alike()
 
 
 def _bind(call: calls.DotCall) -> jax.Array:
@@ -301,7 +295,7 @@ def _matmul(lhs: Any, rhs: Any) -> jax.Array:
   lhs_k, rhs_k = lhs.ndim - 1, max(rhs.ndim - 2, 0)
   if lhs.shape[lhs_k] != rhs.shape[rhs_k]:
     names = ("the left side", "the right side")
-    remedy = calls.sizes_remedy(lhs, rhs, (lhs_k, rhs_k), names=names)
+    remedy = arguments.sizes_remedy(lhs, rhs, (lhs_k, rhs_k), names=names)
     raise TypeError(
       f"{_AT}: the last size of the left side must equal the second to last"
       " size of the right side, got"

@@ -1,23 +1,32 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of a dot, checked and converted to sides and arrays."""
+"""The arguments of a dot, checked and converted to sides and arrays.
+
+The functions that validate support arrays, tracers, abstract values and
+`ShapeDtypeStruct`s. Errors name the argument, the rule, the given value and the
+remedy.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from jaxplugin.arrays import layouts, scaled_array, validation
-from jaxplugin.core import error_context, formats
+from jaxplugin.arrays import interleaving, layouts, scaled_array, validation
+from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.dot import calls, sides
-from jaxplugin.jaxext import jax_private
 
 _I32: Final = np.iinfo(np.int32)
+
+FASTEST: Final = "fastest"
 
 Operand = jax.Array | scaled_array.ScaledArray
 
@@ -33,7 +42,7 @@ def sides_of(
 ) -> tuple[sides.Side, sides.Side]:
   """Returns the sides of `block_scaled_dot`, whose arguments these are.
 
-  `calls.validate_sides` checks their shapes.
+  `validate_sides` checks their shapes.
 
   Raises:
     TypeError: If an operand is not an array or its format is unknown, the
@@ -41,7 +50,7 @@ def sides_of(
     ValueError: If `block_size` is not that of the formats.
   """
   both = side_of("lhs", lhs, lhs_scale), side_of("rhs", rhs, rhs_scale)
-  contracting, batch = calls.canonical_dimension_numbers(
+  contracting, batch = canonical_dimension_numbers(
     dimension_numbers, both[0].ndim, both[1].ndim
   )
   result = []
@@ -202,8 +211,8 @@ def _with_axis(side: sides.Side, padded: bool) -> sides.Side:
   """Infers the side's blocked dimension from the shapes, if it is not set."""
   if side.format is None or side.axis is not None or side.format.is_square:
     return side
-  calls.validate_values(side)
-  calls.validate_scale_rank(side)
+  validate_values(side)
+  validate_scale_rank(side)
   values, scale, name = side.values, side.scale, side.name
 
   def fits(side: sides.Side) -> bool:
@@ -293,7 +302,7 @@ def in_f32(x: jax.Array) -> jax.Array:
 
 def float_operand(name: str, x: Any) -> jax.Array:
   x = array(name, x)
-  if x.dtype not in sides.PLAIN_DTYPES:
+  if x.dtype not in formats.FLOAT_DTYPES:
     raise TypeError(
       f"{sides.who()}: {name} must be float32, bfloat16 or float16, got"
       f" {x.dtype}"
@@ -335,11 +344,343 @@ def as_global_scale(global_scale: Any) -> jax.Array:
   return result.reshape(()) if result.size == 1 and result.ndim else result
 
 
-def vary_alike(flat: list[jax.Array]) -> list[jax.Array]:
-  """Makes all operands vary over the same mesh axes inside `shard_map`."""
-  varying = [jax_private.varying_axes(x) for x in flat]
-  union = frozenset().union(*varying)
-  return [
-    x if own == union else jax.lax.pcast(x, tuple(union - own), to="varying")
-    for x, own in zip(flat, varying, strict=True)
-  ]
+# Checks.
+
+
+def canonical_dimension_numbers(
+  dimension_numbers: Any, lhs_ndim: int, rhs_ndim: int
+) -> sides.DimensionNumbers:
+  """Returns dimension numbers as tuples of ints.
+
+  None contracts the last dimensions. The leading dimensions are then batch if
+  the ranks are equal, or rows of lhs if rhs has rank 2.
+
+  Raises:
+    TypeError: If they do not have the form of `lax.dot_general`, or are None
+      for other ranks.
+  """
+  if dimension_numbers is None:
+    if rhs_ndim < 2 or (lhs_ndim != rhs_ndim and not lhs_ndim > rhs_ndim == 2):
+      raise TypeError(
+        f"{sides.who()}: without dimension_numbers lhs and rhs must have the"
+        " same rank of at least 2, (..., m, k) and (..., n, k), or rhs must"
+        " have rank 2 and lhs a higher one, (..., k) and (n, k), got ranks"
+        f" {lhs_ndim} and {rhs_ndim}; pass dimension_numbers"
+      )
+    batch = tuple(range(rhs_ndim - 2))
+    return ((lhs_ndim - 1,), (rhs_ndim - 1,)), (batch, batch)
+  try:
+    (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = (
+      dimension_numbers
+    )
+    as_dims = lambda dims: tuple(operator.index(d) for d in dims)
+    return (
+      (as_dims(lhs_contracting), as_dims(rhs_contracting)),
+      (as_dims(lhs_batch), as_dims(rhs_batch)),
+    )
+  except (TypeError, ValueError):
+    raise TypeError(
+      f"{sides.who()}: dimension_numbers must be ((lhs_contracting,"
+      " rhs_contracting), (lhs_batch, rhs_batch)), got"
+      f" {error_context.shown(dimension_numbers)}"
+    ) from None
+
+
+def is_fastest(precision: Any) -> bool:
+  """Returns whether `precision` is `FASTEST`; raises as below if invalid."""
+  canonical_precision(precision)
+  return isinstance(precision, str) and precision == FASTEST
+
+
+def canonical_precision(precision: Any) -> bool:
+  """Returns whether `precision` is or contains HIGHEST.
+
+  Raises:
+    ValueError: If it is neither a precision nor `FASTEST`.
+  """
+  if isinstance(precision, str) and precision == FASTEST:
+    return False
+  items = precision if isinstance(precision, (tuple, list)) else (precision,)
+  try:
+    precisions = [lax.Precision(i) for i in items if i is not None]
+  except (TypeError, ValueError):
+    raise ValueError(
+      f"{sides.who()}: precision must be None, 'default', 'high', 'highest',"
+      f" 'fastest' or a jax.lax.Precision, got {error_context.shown(precision)}"
+    ) from None
+  return lax.Precision.HIGHEST in precisions
+
+
+def product_dtype(lhs: np.dtype, rhs: np.dtype) -> np.dtype:
+  """Returns the operand dtype with the wider range, then the finer one.
+
+  For bf16 and f16 it is bf16. The result of `jp.dot_general` has this dtype
+  without preferred_element_type.
+  """
+  properties = lambda x: (jnp.finfo(x).maxexp, jnp.finfo(x).nmant)
+  return np.dtype(max(lhs, rhs, key=properties))
+
+
+def parts_dtype(dtype: Any) -> np.dtype | None:
+  """Returns `reduce_dtype` as a NumPy dtype; raises TypeError."""
+  if dtype is None:
+    return None
+  return _float_dtype("reduce_dtype", dtype, ", or None for float32")
+
+
+def result_dtype(dtype: Any) -> np.dtype:
+  """Returns `preferred_element_type` as a NumPy dtype; raises TypeError."""
+  return _float_dtype(
+    "preferred_element_type", jnp.float32 if dtype is None else dtype
+  )
+
+
+def _float_dtype(name: str, dtype: Any, remedy: str = "") -> np.dtype:
+  result = formats.as_dtype(dtype)
+  if result not in formats.FLOAT_DTYPES:
+    raise TypeError(
+      f"{sides.who()}: {name} must be float32, bfloat16 or float16{remedy}, got"
+      f" {result or error_context.shown(dtype)}"
+    )
+  return result
+
+
+def validate_sides(call: calls.DotCall) -> None:
+  """Checks lhs, rhs and their scales; raises TypeError."""
+  for side in (call.lhs, call.rhs):
+    validate_values(side)
+  numbers = call.dimension_numbers
+  validate_dimension_numbers(
+    sides.who(),
+    numbers,
+    call.lhs.shape,
+    call.rhs.shape,
+    lambda *dims: sizes_remedy(
+      call.lhs,
+      call.rhs,
+      dims,
+      transposed=(
+        "without dimension_numbers rhs is (n, k): for a weight (k, n)"
+        " quantize its transpose"
+      ),
+    ),
+  )
+  if not call.lhs.contracting:
+    raise TypeError(
+      f"{sides.who()}: dimension_numbers must name a contracting dimension, got"
+      f" {numbers}"
+    )
+  for side in (call.lhs, call.rhs):
+    if side.format is not None:
+      validate_scale(side, padded=call.padded_scales)
+
+
+def validate_dimension_numbers(
+  who: str,
+  dimension_numbers: sides.DimensionNumbers,
+  lhs_shape: Sequence[int],
+  rhs_shape: Sequence[int],
+  remedy: Callable[[int, int], str] = lambda *_: "",
+) -> None:
+  """Raises TypeError unless dimension numbers match the logical shapes.
+
+  Args:
+    who: name of the function in errors.
+    dimension_numbers: as for `lax.dot_general`.
+    lhs_shape, rhs_shape: logical shapes.
+    remedy: (lhs dimension, rhs dimension) -> text that the error adds if these
+      contracting dimensions have different sizes.
+  """
+  contracting, batch = dimension_numbers
+  for kind, (lhs_dims, rhs_dims) in (
+    ("contracting", contracting),
+    ("batch", batch),
+  ):
+    if len(lhs_dims) != len(rhs_dims):
+      raise TypeError(
+        f"{who}: dimension_numbers must have as many {kind} dimensions for lhs"
+        f" as for rhs, got {lhs_dims} and {rhs_dims}"
+      )
+  for side, shape, dims in (
+    ("lhs", lhs_shape, contracting[0] + batch[0]),
+    ("rhs", rhs_shape, contracting[1] + batch[1]),
+  ):
+    if any(not 0 <= d < len(shape) for d in dims):
+      raise TypeError(
+        f"{who}: dimension_numbers name dimensions {dims} of {side}, which has"
+        f" rank {len(shape)} (shape {tuple(shape)})"
+      )
+    if len(set(dims)) != len(dims):
+      raise TypeError(
+        f"{who}: dimension_numbers name a dimension of {side} twice: {dims}"
+      )
+  for kind, (lhs_dims, rhs_dims) in (
+    ("contracting", contracting),
+    ("batch", batch),
+  ):
+    for lhs_dim, rhs_dim in zip(lhs_dims, rhs_dims, strict=True):
+      if lhs_shape[lhs_dim] != rhs_shape[rhs_dim]:
+        raise TypeError(
+          f"{who}: {kind} sizes must agree, got {lhs_shape[lhs_dim]} in"
+          f" dimension {lhs_dim} of lhs {tuple(lhs_shape)} and"
+          f" {rhs_shape[rhs_dim]} in dimension {rhs_dim} of rhs"
+          f" {tuple(rhs_shape)} (logical shapes)"
+          f"{remedy(lhs_dim, rhs_dim) if kind == 'contracting' else ''}"
+        )
+
+
+def sizes_remedy(
+  lhs: Any,
+  rhs: Any,
+  dims: tuple[int, int],
+  *,
+  names: tuple[str, str] = ("lhs", "rhs"),
+  transposed: str = "",
+) -> str:
+  """Returns the remedy if two contracting sizes differ, or "" if none is known.
+
+  Args:
+    lhs, rhs: plain or quantized arrays, or sides.
+    dims: contracting dimensions of lhs and rhs.
+    names: argument names of lhs and rhs in the caller.
+    transposed: remedy if another dimension of rhs has the size of lhs.
+  """
+  given = tuple(zip(names, (lhs, rhs), dims, strict=True))
+  for (name, plain, dim), (other, quantized, k) in (given, given[::-1]):
+    format = _block_format(quantized)
+    if format is None or _block_format(plain) is not None:
+      continue
+    size, wanted = plain.shape[dim], quantized.shape[k]
+    if not isinstance(size, int) or (
+      blocking.round_up(size, format.block_size) != wanted
+    ):
+      continue
+    widths = [(0, 0)] * len(plain.shape)
+    widths[dim] = (0, wanted - size)
+    return (
+      f"; {other} was padded with zeros to whole blocks, as by"
+      f" quantize(pad=True): pad {name} too, with jnp.pad({name}, {widths})"
+    )
+  others = [size for d, size in enumerate(rhs.shape) if d != dims[1]]
+  if transposed and lhs.shape[dims[0]] in others:
+    return f"; {transposed}"
+  return ""
+
+
+def _block_format(x: Any) -> formats.BlockFormat | None:
+  # JAX arrays have a `format` too: their memory layout.
+  format = getattr(x, "format", None)
+  return format if isinstance(format, formats.BlockFormat) else None
+
+
+def validate_values(side: sides.Side) -> None:
+  """Checks the dtype of one operand's values; raises TypeError."""
+  format, values, name = side.format, side.values, side.name
+  if format is None:
+    if values.dtype not in formats.FLOAT_DTYPES:
+      remedy = "cast it, or quantize it with jaxplugin.quantize"
+      if sides.who() == "block_scaled_dot":  # Only it has `{name}_scale`.
+        remedy = f"pass {name}_scale for quantized values, else {remedy}"
+      raise TypeError(
+        f"{sides.who()}: {name} without a scale must be float32, bfloat16 or"
+        f" float16, got {values.dtype}; {remedy}"
+      )
+    return
+  if values.dtype == interleaving.WORDS and (
+    layouts.may_be_interleaved(format)
+  ):
+    return
+  if values.dtype not in format.storage_dtypes:
+    allowed = " or ".join(dtype.name for dtype in format.storage_dtypes)
+    raise TypeError(
+      f"{sides.who()}: {name} values of {format} must be {allowed}, got"
+      f" {values.dtype}"
+    )
+
+
+def validate_scale(side: sides.Side, *, padded: bool = False) -> None:
+  """Checks the block scale of a quantized operand; raises TypeError."""
+  format, axis, scale = side.format, side.axis, side.scale
+  assert format is not None and axis is not None
+  contracting = side.contracting
+  name = f"{side.name}_scale"
+  if scale.dtype != format.scale_dtype:
+    raise TypeError(
+      f"{sides.who()}: {name} of {format} must be {format.scale_dtype.name},"
+      f" got {scale.dtype}"
+    )
+  validate_scale_rank(side)
+  shape = side.shape
+  if axis not in contracting:
+    raise TypeError(
+      f"{sides.who()}: {side.name} must be blocked along a contracting"
+      f" dimension, got blocks along dimension {axis} and contraction over"
+      f" {contracting}; quantize {side.name} with axis={contracting[-1]}"
+    )
+  block = format.block_size
+  expected = side.scale_shape
+  if side.scale_layout == layouts.SWIZZLED:
+    if axis != len(shape) - 1 or len(shape) < 2:
+      raise TypeError(
+        f"{sides.who()}: a swizzled {name} needs the contracting dimension"
+        f" last, got dimension {axis} of {side.name} {shape}; use a linear"
+        " scale"
+      )
+    expected = layouts.swizzled_shape(expected)
+  if padded and side.scale_layout == layouts.LINEAR:
+    _validate_padded_scale(side, expected)
+    return
+  if (
+    not format.may_be_short
+    and expected[axis] * block != shape[axis]
+    and side.scale_layout == layouts.LINEAR
+  ):
+    raise TypeError(
+      f"{sides.who()}: {side.name} contracting size must be a multiple of"
+      f" {block} for {format.name.upper()}, got k={shape[axis]}; pad lhs and"
+      " rhs"
+    )
+  if tuple(scale.shape) != expected:
+    raise TypeError(
+      f"{sides.who()}: {name} of {format} for {side.name} {shape} must have"
+      f" shape {expected} (one scale per {block} values of dimension {axis}),"
+      f" got {tuple(scale.shape)}; for a padded scale pass block_size={block}"
+    )
+
+
+def validate_scale_rank(side: sides.Side) -> None:
+  """Raises TypeError unless the scale has the rank of the values."""
+  if side.scale.ndim != side.values.ndim:
+    name = f"{side.name}_scale"
+    raise TypeError(
+      f"{sides.who()}: {name} must have the rank of {side.name}, got {name}"
+      f" {tuple(side.scale.shape)} for {side.name} {tuple(side.values.shape)}"
+    )
+
+
+def _validate_padded_scale(side: sides.Side, expected: Sequence[int]) -> None:
+  pairs = zip(side.scale.shape, expected, strict=True)
+  if any(
+    have != need if d in side.batch else have < need
+    for d, (have, need) in enumerate(pairs)
+  ):
+    raise TypeError(
+      f"{sides.who()}: padded {side.name}_scale for {side.name} {side.shape}"
+      f" must have shape {tuple(expected)}, or more in dimensions that are not"
+      f" batch, got {tuple(side.scale.shape)}"
+    )
+
+
+def validate_global_scale(scale: Any, shape: Sequence[int]) -> None:
+  """Raises TypeError unless a scale is scalar or broadcasts to the result."""
+  if scale.ndim and (
+    scale.ndim != len(shape)
+    or any(
+      have not in (1, want)
+      for have, want in zip(scale.shape, shape, strict=True)
+    )
+  ):
+    raise TypeError(
+      f"{sides.who()}: global_scale of shape {tuple(scale.shape)} does not"
+      f" broadcast to the result's shape {tuple(shape)}"
+    )

@@ -27,10 +27,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType
 
 from jaxplugin.core import formats
 from jaxplugin.dot import calls, epilogue, sharding, sides
+from jaxplugin.dot.backends import xla
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import primitive
 from jaxplugin.quantization import dequantization
@@ -166,9 +166,11 @@ def _as_result(x: jax.Array, result: jax.Array) -> jax.Array:
 
   `x` has the rank of the result.
   """
-  sharding = jax.typeof(result).sharding if is_explicit(result) else None
   return lax.broadcast_in_dim(
-    x.astype(_F32), result.shape, range(x.ndim), out_sharding=sharding
+    x.astype(_F32),
+    result.shape,
+    range(x.ndim),
+    out_sharding=mesh_axes.explicit_sharding_of(result),
   )
 
 
@@ -210,7 +212,7 @@ def cotangent(
   else:
     result = _sum_to(g.astype(_F32), aval)
   result = result.astype(aval.dtype)
-  if not is_explicit(g):
+  if mesh_axes.mesh_of([g]) is None:
     return result
   # The cotangent of an operand without a mesh is replicated.
   return mesh_axes.reshard(result, mesh_axes.spec_of(aval))
@@ -227,10 +229,10 @@ def _side_cotangent(name: str, g: jax.Array, call: calls.DotCall) -> jax.Array:
     g: jax.Array, other: sides.Side, numbers: sides.DimensionNumbers
   ) -> jax.Array:
     plain = _dequantized(other.in_usual_order(), dtype)
-    return plain_dot(g, plain, numbers, _F32)
+    return xla.plain_dot(g, plain, numbers, _F32)
 
   def product(g: jax.Array, numbers: sides.DimensionNumbers) -> jax.Array:
-    if not is_explicit(g):
+    if mesh_axes.mesh_of([g]) is None:
       return local(g, other, numbers)
     _, order = dims.of_side(name)
     spec = mesh_axes.spec_of(call.arrays()[name])
@@ -273,7 +275,7 @@ def side_cotangent(
 
 def _sharded_as(like: jax.Array, x: jax.Array) -> jax.Array:
   """Reshards `x` to the explicit axes of `like`, to which it broadcasts."""
-  if not is_explicit(like):
+  if mesh_axes.mesh_of([like]) is None:
     return x
   sizes = zip(x.shape, mesh_axes.spec_of(like), strict=True)
   return mesh_axes.reshard(
@@ -309,26 +311,6 @@ def _sum_to(x: jax.Array, aval: Any) -> jax.Array:
   return x.sum(axes, keepdims=True)
 
 
-def partitioned(
-  function: Callable[..., jax.Array], like: jax.Array
-) -> Callable[..., jax.Array]:
-  """Returns `function` with the explicit mesh axes made auto axes.
-
-  Args:
-    function: function of arrays.
-    like: array with the shape and sharding of the function's result.
-  """
-  if not is_explicit(like):
-    return function
-  sharding = jax.typeof(like).sharding
-  return jax.sharding.auto_axes(function, out_sharding=sharding)
-
-
-def is_explicit(x: jax.Array) -> bool:
-  """Whether the array is on a mesh with explicit axes."""
-  return AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types
-
-
 # Refusals.
 
 
@@ -354,47 +336,3 @@ def require_linear(call: calls.DotCall, names: Sequence[str]) -> None:
     what = " at once"
   if what:
     raise primitive.not_linear(sides.WHO, names, what)
-
-
-def plain_dot(
-  lhs: jax.Array,
-  rhs: jax.Array,
-  dimension_numbers: sides.DimensionNumbers,
-  dtype: Any,
-  precision: Any = None,
-  out_sharding: Any = None,
-) -> jax.Array:
-  """Computes `dot_general`, accumulated in f32 and cast once.
-
-  Args:
-    lhs, rhs: arrays of dtypes that f32 represents exactly.
-    dimension_numbers: as for `lax.dot_general`.
-    dtype: dtype of the result.
-    precision: as for `lax.dot_general`. None is HIGHEST, which avoids TF32 on a
-      GPU and bf16 on a TPU.
-    out_sharding: as for `lax.dot_general`.
-  """
-
-  def multiply(
-    operand_dtype: Any, precision: Any, lhs: jax.Array, rhs: jax.Array
-  ) -> jax.Array:
-    return lax.dot_general(
-      lhs.astype(operand_dtype),
-      rhs.astype(operand_dtype),
-      dimension_numbers,
-      precision=precision,
-      preferred_element_type=jnp.float32,
-      out_sharding=out_sharding,
-    )
-
-  if precision is None:
-    precision = lax.Precision.HIGHEST
-  in_f32 = functools.partial(multiply, jnp.float32, precision)
-  if lhs.dtype == rhs.dtype == formats.BF16:
-    # A bf16 dot has the same products. XLA:CPU computes in f32 instead, because
-    # its bf16 dot fails at run time for some layouts.
-    in_bf16 = functools.partial(multiply, jnp.bfloat16, None)
-    result = lax.platform_dependent(lhs, rhs, cpu=in_f32, default=in_bf16)
-  else:
-    result = in_f32(lhs, rhs)
-  return result.astype(dtype)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,9 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.dot import calls, problems
+from jaxplugin.operation import primitive
+
+Call = TypeVar("Call", bound=primitive.OperationCall)
 
 _MANTISSA_BITS: Final = 23
 _BIAS: Final = 127
@@ -151,6 +154,25 @@ def _power_of_two(exponent: jax.Array) -> jax.Array:
   """Returns f32 2^exponent, for exponents of normal numbers."""
   bits = (exponent + _BIAS) << _MANTISSA_BITS
   return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def with_global_scale(
+  call: Call, scales: Sequence[jax.Array | None], **changes: Any
+) -> Call:
+  """Returns a call whose global scale is a product, and whose sides have none.
+
+  Args:
+    call: a call of a dot or a ragged dot.
+    scales: factors of the global scale, f32 in the result's rank or f32[].
+    **changes: other fields of the call.
+  """
+  factor, power = product([scale for scale in scales if scale is not None])
+  return call.with_sides(
+    lambda side: side.replace(global_scale=None),
+    global_scale=factor,
+    global_power=power,
+    **changes,
+  )
 
 
 def with_product(call: calls.DotCall) -> calls.DotCall:

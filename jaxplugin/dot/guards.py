@@ -20,18 +20,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from jaxplugin.core import decisions, error_context, targets
 from jaxplugin.dot import (
   backends,
   calls,
-  derivatives,
   epilogue,
   reference,
   sides,
 )
-from jaxplugin.jaxext import jax_private
+from jaxplugin.dot.backends import xla
+from jaxplugin.jaxext import jax_private, mesh_axes
 from jaxplugin.operation import failures, primitive
 
 # Allowed relative error of an activation: 16 roundings of f32.
@@ -184,12 +184,11 @@ def check_finite(
   )
 
   def explain(result: jax.Array, flat: list[jax.Array]) -> None:
-    function = unexplained
-    mesh = jax.typeof(result).sharding.mesh
-    if AxisType.Explicit in mesh.axis_types:
-      # The partitioner shards sums and slices across devices.
-      replicated = NamedSharding(mesh, PartitionSpec())
-      function = jax.sharding.auto_axes(function, out_sharding=replicated)
+    # The partitioner shards sums and slices across devices.
+    sharding = mesh_axes.explicit_sharding_of(result)
+    if sharding is not None:
+      sharding = sharding.update(spec=PartitionSpec())
+    function = mesh_axes.automatic(unexplained, sharding)
     operands = flat if failures.is_on() else []
     jax.debug.callback(report, operands, *function(result, flat))
 
@@ -226,7 +225,7 @@ def _unexplained(
   lhs = call.lhs.dequantized().astype(jnp.float32)
   rhs = call.rhs.dequantized().astype(jnp.float32)
   multiply = functools.partial(
-    derivatives.plain_dot,
+    xla.plain_dot,
     dimension_numbers=call.dimension_numbers,
     dtype=jnp.float32,
   )

@@ -14,8 +14,8 @@ the CPU's kernel of the first dot, which does not write the terms to memory.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -34,8 +34,8 @@ from jaxplugin.dot import (
   epilogue,
   sides,
 )
-from jaxplugin.dot.backends import cpu
-from jaxplugin.jaxext import tangents
+from jaxplugin.dot.backends import cpu, xla
+from jaxplugin.jaxext import mesh_axes, tangents
 from jaxplugin.operation import alternatives, primitive
 
 SCOPE: Final = "block_offsets"  # named scope of the second dot
@@ -79,10 +79,14 @@ def with_offset(
   """
   bare = call.bare()
   total = _DotWithOffset(
-    call=bare.form(), side=offset.name, format=offset.format, bind=bind
+    call=bare.form(),
+    side=offset.name,
+    format=offset.format,
+    backends=backends,
+    bind=bind,
   )
   operands = (*bare.flatten(), offset.array)
-  if _has_kernel(call, offset):
+  if _may_have_kernel(call, offset):
     result = alternatives.compute(total, *operands)
   else:
     result = total.operations(*operands)
@@ -91,10 +95,11 @@ def with_offset(
   def function(result: jax.Array, *arrays: jax.Array) -> jax.Array:
     return epilogue.apply(result, form.filled(arrays))
 
-  return derivatives.partitioned(function, result)(result, *call.flatten())
+  sharding = mesh_axes.explicit_sharding_of(result)
+  return mesh_axes.automatic(function, sharding)(result, *call.flatten())
 
 
-def _has_kernel(call: calls.DotCall, offset: arguments.Offset) -> bool:
+def _may_have_kernel(call: calls.DotCall, offset: arguments.Offset) -> bool:
   """Whether a kernel may add the offset on some device.
 
   A swizzled scale of lhs has padded rows, which cannot be merged.
@@ -106,7 +111,7 @@ def _has_kernel(call: calls.DotCall, offset: arguments.Offset) -> bool:
     and call.rhs.values.ndim == 2
     and call.lhs.scale_layout == layouts.LINEAR
     and call.implementation in (None, cpu.BACKEND.name)
-    and not derivatives.is_explicit(call.lhs.values)
+    and mesh_axes.mesh_of([call.lhs.values]) is None
     and not any(0 in array.shape for array in call.flatten())
   )
 
@@ -120,11 +125,13 @@ class SumWithOffset(alternatives.Forms):
   Attributes:
     call: form of the call.
     side, format: as in `arguments.Offset`.
+    backends: the package of the operation's backends: `choose_for`, `emit`.
   """
 
   call: Any
   side: str
   format: formats.BlockFormat
+  backends: Any
 
   def kernel_call(self, arrays: Sequence[Any]) -> Any:
     """Returns the call whose kernel adds the offset."""
@@ -138,6 +145,33 @@ class SumWithOffset(alternatives.Forms):
     call = self.kernel_call(arrays)
     form = alternatives.FusedCall(call=call.form(), format=self.format)
     return form, [*call.flatten(), offset]
+
+  @abc.abstractmethod
+  def has_kernel(self, call: Any) -> bool:
+    """Returns whether the CPU's kernel may compute the `kernel_call`."""
+
+  def kernel(
+    self, context: primitive.LoweringContext
+  ) -> Callable[..., jax.Array] | None:
+    call = self.kernel_call(context.avals_in[:-1])
+    if not self.has_kernel(call):
+      return None
+    decision = self.backends.choose_for(call, context.target)
+    if decision.implementation != cpu.BACKEND.name:
+      return None
+    (result,) = context.avals_out
+
+    def function(*operands: jax.Array) -> jax.Array:
+      *arrays, offset = operands
+      total = self.backends.emit(
+        decision,
+        self.kernel_call(arrays),
+        context.target,
+        offset=(offset, self.format.code_offset),
+      )
+      return total.reshape(result.shape)
+
+    return function
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,9 +196,10 @@ class _DotWithOffset(SumWithOffset):
       lhs, rhs = operands_of(call, self.offset(offset))
       numbers = call.dimension_numbers
       with jax.named_scope(SCOPE):
-        return result + derivatives.plain_dot(lhs, rhs, numbers, _F32)
+        return result + xla.plain_dot(lhs, rhs, numbers, _F32)
 
-    return derivatives.partitioned(second, result)(result, *operands)
+    sharding = mesh_axes.explicit_sharding_of(result)
+    return mesh_axes.automatic(second, sharding)(result, *operands)
 
   def kernel_call(self, arrays: Sequence[Any]) -> calls.DotCall:
     # Rows are [m, k].
@@ -176,29 +211,10 @@ class _DotWithOffset(SumWithOffset):
     lhs = dataclasses.replace(lhs, axis=axis, contracting=(1,), batch=())
     return call.replace(lhs=lhs).without_origins()
 
-  def kernel(
-    self, context: primitive.LoweringContext
-  ) -> Callable[..., jax.Array] | None:
-    shapes = [aval.shape for aval in context.avals_in]
-    if not blocking.are_static(itertools.chain(*shapes)):
-      return None
-    call = self.kernel_call(context.avals_in[:-1])
-    lead = shapes[0][:-1]  # lhs is the first array
-    rows = math.prod(lead)
-    if cpu.is_turned(rows, call.problem().n):
-      return None
-    decision = backends.choose_for(call, context.target)
-    if decision.implementation != cpu.BACKEND.name:
-      return None
-
-    def function(*operands: jax.Array) -> jax.Array:
-      *arrays, offset = operands
-      given = offset, self.format.code_offset
-      call = self.kernel_call(arrays)
-      result = backends.emit(decision, call, context.target, offset=given)
-      return result.reshape(*lead, -1)
-
-    return function
+  def has_kernel(self, call: calls.DotCall) -> bool:
+    problem = call.problem()
+    is_turned = cpu.is_turned(problem.m, problem.n)
+    return problem.sizes_are_static and not is_turned
 
 
 def _as_rows(x: Any) -> Any:

@@ -23,8 +23,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.dot import calls as calls_lib
-from jaxplugin.dot import reference
+from jaxplugin.dot import arguments, reference
 from jaxplugin.testing import contract, transformations
 from jaxplugin.testing.dot_suite import dot_cases
 from jaxplugin.testing.meshes import explicit
@@ -84,7 +83,7 @@ class SideTest(transformations.PrimitiveTestCase):
       f32 = [jnp.asarray(x, jnp.float32) for x in operands]
       f32[position] = x.astype(jnp.float32)
       ranks = [x.ndim for x in f32]
-      numbers = calls_lib.canonical_dimension_numbers(
+      numbers = arguments.canonical_dimension_numbers(
         case.dimension_numbers, *ranks
       )
       return lax.dot_general(*f32, numbers, precision="highest")

@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxplugin.arrays import interleaving, layouts
 from jaxplugin.core import formats
 from jaxplugin.dot import calls, epilogue, sides
-from jaxplugin.jaxext import mesh_axes
+from jaxplugin.jaxext import jax_private, mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
 from jaxplugin.operation import split
@@ -375,11 +375,12 @@ def product_across_blocks(
     padded_scales=side.format is not None and side.scale_is_padded,
   ).without_origins()
   mesh = mesh_axes.sharding_of(g).mesh
-  return split_dot(
+  result = split_dot(
     lambda call: local(call.lhs.values, call.rhs, call.dimension_numbers),
     call,
     NamedSharding(mesh, mesh_axes.partition_spec(out)),
   )
+  return jax_private.varying_as(result, *call.flatten())
 
 
 def _prepared(call: calls.DotCall) -> calls.DotCall:

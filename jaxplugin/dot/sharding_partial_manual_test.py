@@ -130,6 +130,42 @@ class PartialManualTest(_Stages):
     np.testing.assert_array_equal(result, x @ w.T)
 
 
+class ExplicitAxesTest(parameterized.TestCase):
+  """The axes that are not manual are explicit."""
+
+  @parameterized.parameters(
+    (None, "mxfp8"), ("mxfp8", "mxfp8"), ("mxfp8", None), (None, "uint4_32_min")
+  )
+  def test_gradients_are_those_of_numpy(self, *operand_formats):
+    explicit.need_devices(self)
+    kinds = (AxisType.Auto, AxisType.Explicit)
+    mesh = jax.make_mesh((2, 4), ("s", "t"), axis_types=kinds)
+    # Minima and scales of blocks with both extrema are powers of two.
+    w = W.copy()
+    w[..., ::32], w[..., 1::32] = -8, 7
+    g = exact_numbers.integers(2, STAGES, M, N)
+
+    def dot(x, w):
+      given = [
+        x
+        if name is None
+        else jp.quantize(x, name, derivative="straight_through")
+        for x, name in zip((x, w), operand_formats, strict=True)
+      ]
+      return jp.block_scaled_dot(*given)
+
+    def gradients(x, w, g):
+      return jax.vjp(dot, x, w)[1](g)
+
+    with jax.set_mesh(mesh):
+      rows = jax.device_put(X, NamedSharding(mesh, P(None, "t")))
+      weights = jax.device_put(w, NamedSharding(mesh, P()))
+      cotangent = jax.device_put(g, NamedSharding(mesh, P(None, "t")))
+      found = jax.jit(_in_stages(gradients, mesh))(rows, weights, cotangent)
+    np.testing.assert_array_equal(found[0], g @ w)
+    np.testing.assert_array_equal(found[1], np.swapaxes(g, 1, 2) @ X)
+
+
 @installed.needs_gpu_compilers
 class OptimizedTest(absltest.TestCase):
   ROWS, COLUMNS, K = 512, 1024, 512

@@ -31,8 +31,6 @@ def who() -> str:
   return error_context.who(WHO)
 
 
-PLAIN_DTYPES: Final = formats.FLOAT_DTYPES
-
 Dims = problems.Dims
 _OF_STACK: Final = ("stack", "stack_scale", "layer")
 _OF_ORIGIN: Final = (

@@ -32,7 +32,8 @@ from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import derivatives, epilogue, guards, sides
-from jaxplugin.jaxext import linear_calls, tangents
+from jaxplugin.dot.backends import xla
+from jaxplugin.jaxext import linear_calls, mesh_axes, tangents
 
 _F32: Final = np.dtype(np.float32)
 
@@ -199,7 +200,7 @@ def _tangent_by(
     arrays: primal arrays.
     result: result of the call; the tangent gets its shape and sharding.
   """
-  if tangent.dtype not in sides.PLAIN_DTYPES:
+  if tangent.dtype not in formats.FLOAT_DTYPES:
     tangent = tangent.astype(_F32)
   other = "rhs" if side == "lhs" else "lhs"
   product = arrays._replace(
@@ -214,7 +215,8 @@ def _tangent_by(
   if is_quantized:
     return of(product)
   plain = functools.partial(_plain_product, of)
-  return derivatives.partitioned(plain, result)(product)
+  sharding = mesh_axes.explicit_sharding_of(result)
+  return mesh_axes.automatic(plain, sharding)(product)
 
 
 def leaf(arrays: Any, name: str) -> Any:
@@ -358,7 +360,7 @@ def tangent_by_global_scale(
 def _plain_product(of: DotOptions, arrays: DotArrays) -> jax.Array:
   """Computes the dot of two unquantized sides."""
   lhs, rhs = jnp.asarray(arrays.lhs), jnp.asarray(arrays.rhs)
-  result = derivatives.plain_dot(lhs, rhs, of.dimension_numbers, _F32)
+  result = xla.plain_dot(lhs, rhs, of.dimension_numbers, _F32)
   if arrays.global_scale is not None:
     result = result * arrays.global_scale
   return result.astype(of.dtype)
@@ -386,7 +388,7 @@ def _product_of_both(
     return derivatives.side_cotangent(
       side,
       g,
-      lambda g, numbers: derivatives.plain_dot(g, plain, numbers, _F32),
+      lambda g, numbers: xla.plain_dot(g, plain, numbers, _F32),
       arrays.global_scale,
       None,
       derivatives.GradientDims.of(of.dimension_numbers, *ndims),
@@ -484,9 +486,10 @@ def _partitioned(
   """Returns both functions with results sharded as those of `like`."""
   if like is None:
     return by_constants, transposed
+  of_tangent, of_result = map(mesh_axes.explicit_sharding_of, like)
   return (
-    derivatives.partitioned(by_constants, like[1]),
-    derivatives.partitioned(transposed, like[0]),
+    mesh_axes.automatic(by_constants, of_result),
+    mesh_axes.automatic(transposed, of_tangent),
   )
 
 

@@ -23,8 +23,8 @@ from jax import lax
 
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import error_context
-from jaxplugin.dot import calls, problems, sides
+from jaxplugin.core import error_context, formats
+from jaxplugin.dot import arguments, problems
 from jaxplugin.dot.backends import cpu
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import alternatives, primitive
@@ -98,7 +98,7 @@ def linear(
     _validate_ranks(lhs, rhs, layer)
     for name, operand in (("x", lhs), ("w_q", rhs)):
       if not isinstance(operand, scaled_array.ScaledArray):
-        if operand.dtype not in sides.PLAIN_DTYPES:
+        if operand.dtype not in formats.FLOAT_DTYPES:
           raise TypeError(
             f"{WHO}: {name} must be float32, bfloat16, float16 or a"
             f" ScaledArray, got {operand.dtype}{list(operand.shape)}; cast it,"
@@ -182,7 +182,7 @@ def _validate_sizes(lhs: Any, rhs: Any) -> None:
   if rhs.ndim == 3:
     kernel = "jnp.swapaxes(kernels, 1, 2) for kernels (layers, k, n)"
   verb = "quantize" if isinstance(rhs, scaled_array.ScaledArray) else "pass"
-  remedy = calls.sizes_remedy(
+  remedy = arguments.sizes_remedy(
     *(lhs, rhs, (lhs.ndim - 1, rhs.ndim - 1)),
     names=("x", "w_q"),
     transposed=f"weights are (n, k): {verb} {kernel}",

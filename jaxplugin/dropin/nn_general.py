@@ -23,9 +23,10 @@ from jax import lax
 
 from jaxplugin import dot, quantization
 from jaxplugin.core import blocking, error_context, formats
-from jaxplugin.dot import backends, calls, derivatives, sides
+from jaxplugin.dot import backends, derivatives, sides
+from jaxplugin.dot.backends import xla
 from jaxplugin.dropin import nn_operands
-from jaxplugin.jaxext import tangents
+from jaxplugin.jaxext import jax_private, tangents
 
 Mode = Literal["mxfp8", "mxfp4", "nvfp4"]
 MODES: Final = ("mxfp8", "mxfp4", "nvfp4")
@@ -223,14 +224,14 @@ def scaled_dot_general(
     # transpose of `vary_alike` sums the gradient over the axes over which the
     # operand did not vary.
     flat, tree = jax.tree.flatten((lhs, rhs, (lhs_global, rhs_global)))
-    arrays = jax.tree.unflatten(tree, dot.vary_alike(flat))
+    arrays = jax.tree.unflatten(tree, jax_private.vary_alike(flat))
     return _differentiable_dot(*arrays, recipe)
 
 
 def _quantizable(who: str, name: str, x: Any) -> jax.Array:
   """Returns `x` as an array that `quantize` takes, by a differentiable cast."""
   x = nn_operands.array(who, name, x)
-  if x.dtype in (*sides.PLAIN_DTYPES, np.float64):
+  if x.dtype in (*formats.FLOAT_DTYPES, np.float64):
     return x
   return nn_operands.as_float(who, name, x).astype(jnp.float32)
 
@@ -368,7 +369,7 @@ def _backward(recipe: _Recipe, residuals: Any, g: jax.Array) -> Any:
     dtype: Any,
   ) -> jax.Array:
     if not is_quantized:
-      return derivatives.plain_dot(g, other, numbers, dtype)
+      return xla.plain_dot(g, other, numbers, dtype)
     operands = tangents.without_derivative(
       (g, other, global_scale), _NO_SECOND_DERIVATIVE
     )
@@ -376,7 +377,7 @@ def _backward(recipe: _Recipe, residuals: Any, g: jax.Array) -> Any:
       (operands[0], gradient, None),
       (operands[1], format, operands[2]),
       numbers,
-      dtype if dtype in calls.RESULT_DTYPES else jnp.float32,
+      dtype if dtype in formats.FLOAT_DTYPES else jnp.float32,
       recipe.implementation,
     )
 

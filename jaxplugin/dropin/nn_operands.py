@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context, formats
-from jaxplugin.dot import backends, calls, sides
+from jaxplugin.dot import arguments, backends, sides
 
 MIN_BLOCK_SIZE: Final = 2  # of `scaled_dot` and of a config, as in JAX
 
@@ -81,10 +81,10 @@ def canonical_numbers(
   rhs_shape: Sequence[Any],
 ) -> sides.DimensionNumbers:
   """Returns dimension numbers in tuples, after a check against the shapes."""
-  numbers = calls.canonical_dimension_numbers(
+  numbers = arguments.canonical_dimension_numbers(
     dimension_numbers, len(lhs_shape), len(rhs_shape)
   )
-  calls.validate_dimension_numbers(who, numbers, lhs_shape, rhs_shape)
+  arguments.validate_dimension_numbers(who, numbers, lhs_shape, rhs_shape)
   return numbers
 
 
@@ -94,7 +94,7 @@ def result_dtype(who: str, dtype: Any) -> np.dtype:
     result = jax.dtypes.canonicalize_dtype(dtype)
   except (TypeError, ValueError):
     result = None
-  if result not in calls.RESULT_DTYPES:
+  if result not in formats.FLOAT_DTYPES:
     raise TypeError(
       f"{who}: preferred_element_type must be float32, bfloat16 or float16, got"
       f" {error_context.shown(dtype)}"

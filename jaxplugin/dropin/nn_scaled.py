@@ -34,7 +34,8 @@ import numpy as np
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context, formats
-from jaxplugin.dot import backends, derivatives, sides
+from jaxplugin.dot import backends, sides
+from jaxplugin.dot.backends import xla
 from jaxplugin.dropin import nn_operands
 
 MATMUL_NUMBERS: Final = (((2,), (2,)), ((0,), (0,)))
@@ -301,7 +302,7 @@ def _dot_of_scaled(
       who, implementation, "a call without any block scale"
     )
     numbers = ((lhs_k, rhs_k), batch)
-    return derivatives.plain_dot(operands[0], operands[1], numbers, dtype)
+    return xla.plain_dot(operands[0], operands[1], numbers, dtype)
   return dot.block_scaled_dot(
     *operands,
     dimension_numbers=((lhs_k, rhs_k), batch),

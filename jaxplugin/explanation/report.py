@@ -18,8 +18,8 @@ from jaxplugin.printing import console
 from jaxplugin.quantization import problems as quantization
 from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import calls
-from jaxplugin.tables import resolution
 from jaxplugin.rewriting import sites as sites_lib
+from jaxplugin.tables import resolution
 
 _FORWARD: Final = "forward"
 # Columns of the table of matmuls. A column without any cell is omitted unless

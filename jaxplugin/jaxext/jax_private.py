@@ -169,6 +169,16 @@ def varying_as(x: Any, *others: Any) -> Any:
   return jax.lax.pcast(x, axes, to="varying") if axes else x
 
 
+def vary_alike(arrays: Sequence[Any]) -> list[Any]:
+  """Casts all arrays to vary over the same axes of a `shard_map`."""
+  varying = list(map(varying_axes, arrays))
+  union = frozenset().union(*varying)
+  return [
+    x if own == union else jax.lax.pcast(x, tuple(union - own), to="varying")
+    for x, own in zip(arrays, varying, strict=True)
+  ]
+
+
 def register_pytree_serialization(
   nodetype: type,
   *,

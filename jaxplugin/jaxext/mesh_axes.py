@@ -390,6 +390,27 @@ def mesh_of(arrays: Iterable[Any]) -> Any:
   return None
 
 
+def explicit_sharding_of(x: Any) -> NamedSharding | None:
+  """Returns the sharding in the type of `x`; None without explicit axes."""
+  return None if mesh_of([x]) is None else sharding_of(x)
+
+
+def automatic(
+  function: Callable[..., Any], sharding: NamedSharding | None
+) -> Callable[..., Any]:
+  """Returns `function` with the explicit mesh axes made auto axes.
+
+  Args:
+    function: function of trees of arrays.
+    sharding: sharding of its result; None returns `function`.
+  """
+  if sharding is None:
+    return function
+  return jax.sharding.auto_axes(
+    function, axes=axes_of(sharding.mesh), out_sharding=sharding
+  )
+
+
 def spec_of(x: Any) -> Spec:
   """Returns the mesh axes of each dimension from the type of `x`."""
   return normalize_spec(sharding_of(x).spec, len(x.shape))

@@ -232,6 +232,10 @@ class OperationCall:
     """Returns this form with arrays in place of the placeholders."""
     return self.with_arrays(**self.named(flat))
 
+  def vary_alike(self) -> Self:
+    """Returns the call with arrays that vary alike inside `shard_map`."""
+    return self.filled(jax_private.vary_alike(self.flatten()))
+
 
 def paths_of_two_sides(*others: str) -> dict[str, tuple[str, ...]]:
   """Returns `OperationCall.ARRAYS` of a call with lhs, rhs and other arrays."""

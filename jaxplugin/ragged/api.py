@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, Final
 
 import jax
@@ -17,10 +16,9 @@ from jax import lax
 from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.core import error_context, formats
 from jaxplugin.dot import arguments, epilogue, guards, offsets, sides
-from jaxplugin.dot import calls as dot_calls
 from jaxplugin.dot import straight_through as dot_straight_through
+from jaxplugin.jaxext import jax_private, mesh_axes
 from jaxplugin.operation import alternatives, choice
-from jaxplugin.operation import primitive as operation_primitive
 from jaxplugin.quantization import out_format as out_format_lib
 from jaxplugin.quantization import quantized_results
 from jaxplugin.ragged import (
@@ -114,9 +112,9 @@ def ragged_dot(
       )
     options: dict[str, Any] = {
       "activation": activation,
-      "preferred_element_type": dot_calls.result_dtype(preferred_element_type),
+      "preferred_element_type": arguments.result_dtype(preferred_element_type),
       "precision": precision,
-      "reduce_dtype": dot_calls.parts_dtype(reduce_dtype),
+      "reduce_dtype": arguments.parts_dtype(reduce_dtype),
       "implementation": implementation,
     }
     source = None
@@ -154,7 +152,7 @@ def _straight_through(
     leaves, tree = jax.tree.flatten(straight_through.RaggedArrays(*arrays))
     # Outside of the custom JVP, so that tangents vary over the same mesh axes
     # as the result.
-    leaves = arguments.vary_alike(leaves)
+    leaves = jax_private.vary_alike(leaves)
     return straight_through.dot(of, jax.tree.unflatten(tree, leaves))
 
   arrays = [
@@ -162,7 +160,7 @@ def _straight_through(
     for name, x in given._asdict().items()
   ]
   sharding = sharding_lib.result_sharding(call, out_sharding)
-  return sharding_lib.automatic(dot, sharding)(*arrays)
+  return mesh_axes.automatic(dot, sharding)(*arrays)
 
 
 def product(
@@ -194,7 +192,7 @@ def product(
     arrays = jax.tree.map(
       jnp.asarray, (bias, offset, lhs, rhs, call.group_sizes)
     )
-    source = sharding_lib.automatic(dot, sharding)(*arrays)
+    source = mesh_axes.automatic(dot, sharding)(*arrays)
   if out is None:
     return source
   return out_format_lib.quantized(sides.who(), source, out)
@@ -210,7 +208,7 @@ def quantized(
   The arguments are those of `quantized_results.compute`.
   """
   return quantized_results.compute(
-    call.filled(arguments.vary_alike(call.flatten())),
+    call.vary_alike(),
     out,
     bind=bind,
     backends=backends,
@@ -229,7 +227,10 @@ def _dot(
     return bind(call)
   bare = call.bare()
   total = _RaggedDotWithOffset(
-    call=bare.form(), side=offset.name, format=offset.format
+    call=bare.form(),
+    side=offset.name,
+    format=offset.format,
+    backends=backends,
   )
   if offset.name == "rhs" and call.implementation in (None, cpu.BACKEND.name):
     result = alternatives.compute(total, *bare.flatten(), offset.array)
@@ -249,26 +250,8 @@ class _RaggedDotWithOffset(offsets.SumWithOffset):
     with jax.named_scope(offsets.SCOPE):
       return result + bind(_second(call, self.offset(array)))
 
-  def kernel(
-    self, context: operation_primitive.LoweringContext
-  ) -> Callable[..., jax.Array] | None:
-    call = self.call.filled(context.avals_in[:-1])
-    if call.problem().is_empty:
-      return None
-    decision = backends.choose_in(context.module, call, context.target)
-    if decision.implementation != cpu.BACKEND.name:
-      return None
-
-    def function(*operands: jax.Array) -> jax.Array:
-      *arrays, array = operands
-      return backends.emit(
-        decision,
-        self.call.filled(arrays),
-        context.target,
-        offset=(array, self.format.code_offset),
-      )
-
-    return function
+  def has_kernel(self, call: calls.RaggedDotCall) -> bool:
+    return not call.problem().is_empty
 
 
 def _second(
@@ -304,7 +287,7 @@ def _second(
 
 def bind(call: calls.Call) -> jax.Array:
   """Binds a checked call, with debug checks if they are enabled."""
-  call = call.filled(arguments.vary_alike(call.flatten()))
+  call = call.vary_alike()
   if call.implementation is not None:
     # Raises if no local device supports the requested backend.
     choice.require_somewhere(functools.partial(backends.choose_for, call))
@@ -340,13 +323,11 @@ def across_blocks(
     lhs=sides.Side(name="lhs", values=lhs, contracting=(1,)),
     rhs=_with_bytes(rhs_side, rhs).replace(contracting=(1,)),
     group_sizes=arguments.integers("group_sizes", group_sizes),
-    preferred_element_type=dot_calls.result_dtype(preferred_element_type),
+    preferred_element_type=arguments.result_dtype(preferred_element_type),
     overlay=resolution.overlay(),
   )
   arguments.reject_negative_scale(call.rhs)
-  call = _with_epilogue(call, None)
-  call = call.filled(arguments.vary_alike(call.flatten()))
-  return primitive.bind(call)
+  return primitive.bind(_with_epilogue(call, None).vary_alike())
 
 
 def _call(
@@ -375,12 +356,12 @@ def _call(
     lhs=lhs_side,
     rhs=rhs_side,
     group_sizes=group_sizes,
-    preferred_element_type=dot_calls.result_dtype(preferred_element_type),
-    fastest_precision=dot_calls.is_fastest(precision),
+    preferred_element_type=arguments.result_dtype(preferred_element_type),
+    fastest_precision=arguments.is_fastest(precision),
     activation=activation,
     implementation=implementation,
     overlay=resolution.overlay(),
-    reduce_dtype=dot_calls.parts_dtype(reduce_dtype),
+    reduce_dtype=arguments.parts_dtype(reduce_dtype),
   )
   calls.validate(call)
   calls.validate_activation(activation, call.columns)
@@ -449,7 +430,10 @@ def _with_epilogue(call: calls.RaggedDotCall, bias: Any) -> calls.RaggedDotCall:
     calls.validate_bias(bias, call.num_groups, call.columns)
   scales = [
     scale
-    for scale in (_global_of_lhs(call.lhs), _global_of_rhs(call.rhs))
+    for scale in (
+      call.lhs.global_scale_in({0: 0}, 2),  # f32[] or f32[m, 1]
+      _global_of_rhs(call.rhs),
+    )
     if scale is not None
   ]
   if len({scale.ndim for scale in scales} - {0}) > 1:
@@ -460,21 +444,7 @@ def _with_epilogue(call: calls.RaggedDotCall, bias: Any) -> calls.RaggedDotCall:
       groups.per_row(scale, of_row)[:, None] if scale.ndim == 1 else scale
       for scale in scales
     ]
-  factor, power = epilogue.product(scales)
-  return call.with_sides(
-    lambda side: side.replace(global_scale=None),
-    global_scale=factor,
-    global_power=power,
-    bias=bias,
-  )
-
-
-def _global_of_lhs(lhs: sides.Side) -> jax.Array | None:
-  """Returns the global scale of lhs as f32[] or f32[m, 1], or None."""
-  scale = lhs.global_scale
-  if scale is None:
-    return None
-  return scale.reshape(()) if scale.size == 1 else scale
+  return epilogue.with_global_scale(call, scales, bias=bias)
 
 
 def _global_of_rhs(rhs: sides.Side) -> jax.Array | None:

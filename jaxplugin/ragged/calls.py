@@ -16,7 +16,7 @@ from jax.extend import core as extend_core
 
 from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.core import decisions, error_context
-from jaxplugin.dot import calls, problems, sides
+from jaxplugin.dot import arguments, problems, sides
 from jaxplugin.operation import primitive
 from jaxplugin.tables import resolution
 
@@ -424,17 +424,20 @@ def validate_groups(group_sizes: Any, num_groups: Any) -> None:
 def validate(call: RaggedDotCall) -> None:
   """Checks values, scales and k; raises TypeError."""
   for side in (call.lhs, call.rhs):
-    calls.validate_values(side)
+    arguments.validate_values(side)
   lhs_k, rhs_k = call.lhs.shape[1], call.rhs.shape[2]
   if lhs_k != rhs_k:
+    remedy = arguments.sizes_remedy(
+      call.lhs, call.rhs, (1, 2), transposed=_TRANSPOSE
+    )
     raise TypeError(
       f"{sides.who()}: lhs (m, k) and rhs (groups, n, k) must have the same k,"
-      f" got {call.lhs.shape} and {call.rhs.shape} (logical shapes)"
-      f"{calls.sizes_remedy(call.lhs, call.rhs, (1, 2), transposed=_TRANSPOSE)}"
+      f" got {call.lhs.shape} and {call.rhs.shape} (logical"
+      f" shapes){remedy}"
     )
   for side in (call.lhs, call.rhs):
     if side.format is not None:
-      calls.validate_scale(side)
+      arguments.validate_scale(side)
 
 
 def validate_bias(bias: Any, num_groups: Any, columns: Any) -> None:

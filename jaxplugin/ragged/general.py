@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context
 from jaxplugin.dot import arguments, epilogue, sides
-from jaxplugin.dot import calls as dot_calls
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import choice
 from jaxplugin.quantization import out_format as out_format_lib
 from jaxplugin.ragged import api as ragged_api
@@ -104,7 +104,7 @@ def ragged_dot_general(
       "out_sharding": out_sharding,
     }
     if order.is_contraction:
-      dot_calls.canonical_precision(precision)
+      arguments.canonical_precision(precision)
       out = None
       if out_format is not None:
         out = out_format_lib.OutFormat.of_matmul(
@@ -148,7 +148,7 @@ def contract(
     _with_global_scale(call_of(*arrays))
   )
   arrays = jax.tree.map(jnp.asarray, (lhs, rhs, call.group_sizes))
-  result = sharding_lib.automatic(product, sharding)(*arrays)
+  result = mesh_axes.automatic(product, sharding)(*arrays)
   if out is None:
     return result
   return out_format_lib.quantized(sides.who(), result, out)
@@ -236,10 +236,10 @@ class Order:
         " jax.lax.RaggedDotDimensionNumbers, got"
         f" {error_context.shown(numbers)}"
       )
-    dims = dot_calls.canonical_dimension_numbers(
+    dims = arguments.canonical_dimension_numbers(
       numbers.dot_dimension_numbers, lhs.ndim, rhs.ndim
     )
-    dot_calls.validate_dimension_numbers(
+    arguments.validate_dimension_numbers(
       sides.who(), dims, lhs.shape, rhs.shape
     )
     (lhs_k, rhs_k), (lhs_batch, _) = dims
@@ -334,17 +334,17 @@ def _call(
     lhs=lhs_side,
     rhs=rhs_side,
     group_sizes=group_sizes,
-    preferred_element_type=dot_calls.result_dtype(preferred_element_type),
+    preferred_element_type=arguments.result_dtype(preferred_element_type),
     implementation=implementation,
     overlay=resolution.overlay(),
-    reduce_dtype=dot_calls.parts_dtype(reduce_dtype),
+    reduce_dtype=arguments.parts_dtype(reduce_dtype),
   )
 
 
 def _side(name: str, operand: Any) -> sides.Side:
   """Returns a checked side [m, columns], contracted along m."""
   side = arguments.side_of(name, operand).replace(contracting=(0,))
-  dot_calls.validate_values(side)
+  arguments.validate_values(side)
   if side.format is None:
     return side
   if side.axis not in (None, 0):
@@ -353,7 +353,7 @@ def _side(name: str, operand: Any) -> sides.Side:
       " dimension, got blocks along the other dimension; quantize it along m"
     )
   side = side.replace(axis=0).in_rows()
-  dot_calls.validate_scale(side)
+  arguments.validate_scale(side)
   arguments.reject_negative_scale(side)
   return side
 
@@ -365,9 +365,4 @@ def _with_global_scale(
   scales = [
     side.global_scale_in(_PLACES[side.name], 3) for side in (call.lhs, call.rhs)
   ]
-  factor, power = epilogue.product([x for x in scales if x is not None])
-  return call.with_sides(
-    lambda side: side.replace(global_scale=None),
-    global_scale=factor,
-    global_power=power,
-  )
+  return epilogue.with_global_scale(call, scales)

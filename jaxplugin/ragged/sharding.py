@@ -10,8 +10,8 @@ row belongs to one group, so one device computes its result and the others have
 zeros there. Their sum is therefore exact in the dtype of the result, also after
 an epilogue.
 
-Explicit axes become auto axes of the partitioner (`automatic`), also in
-derivatives, because types do not describe the assignment of rows to groups.
+Explicit axes become auto axes of the partitioner (`mesh_axes.automatic`), also
+in derivatives, because types do not describe the assignment of rows to groups.
 """
 
 from __future__ import annotations
@@ -553,21 +553,3 @@ def _like_result(shape: tuple[Any, ...], out_sharding: Any) -> jax.Array:
     lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ()),
     out_sharding=out_sharding,
   )
-
-
-def automatic(
-  function: Callable[..., jax.Array], sharding: NamedSharding | None
-) -> Callable[..., jax.Array]:
-  """Returns `function` with the explicit mesh axes made auto axes.
-
-  Args:
-    function: function of trees of arrays.
-    sharding: sharding of its result; None returns `function`.
-  """
-  if sharding is None:
-    return function
-  axes = mesh_axes.axes_of(sharding.mesh)
-  wrapped: Any = jax.sharding.auto_axes(
-    function, axes=axes, out_sharding=sharding
-  )
-  return wrapped

@@ -19,7 +19,8 @@ import numpy as np
 
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
-from jaxplugin.dot import guards, sides, straight_through
+from jaxplugin.core import formats
+from jaxplugin.dot import guards, straight_through
 from jaxplugin.jaxext import tangents
 from jaxplugin.ragged import calls, epilogue, groups, primitive
 from jaxplugin.tables import resolution
@@ -114,7 +115,7 @@ def _tangent_by(
   arrays: RaggedArrays,
 ) -> jax.Array:
   """Returns the ragged dot of one side's tangent and the other side."""
-  if tangent.dtype not in sides.PLAIN_DTYPES:
+  if tangent.dtype not in formats.FLOAT_DTYPES:
     tangent = tangent.astype(_F32)
   other = "rhs" if side == "lhs" else "lhs"
   if side == "rhs":

@@ -542,7 +542,7 @@ def _stored_dims(
 
 def _require_servable(x: Any, result: Any, params: dict[str, Any]) -> None:
   """Raises NotSupported if a block-scaled dot cannot replace a matmul."""
-  if np.dtype(x.dtype) not in sides.PLAIN_DTYPES:
+  if np.dtype(x.dtype) not in formats.FLOAT_DTYPES:
     raise facts.NotSupported(f"the other operand is {x.dtype}")
   reason = calls.unsupported(result.dtype, params["precision"])
   if reason:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.dot import calls
+from jaxplugin.core import formats
 from jaxplugin.jaxext import jax_private, program
 from jaxplugin.jaxext.tracing import binding_private, interception_private
 from jaxplugin.training import products
@@ -550,7 +550,7 @@ def unsupported(dtype: np.dtype, precision: Any = None) -> str:
     dtype: of the result.
     precision: parameter of `dot_general`.
   """
-  if dtype not in calls.RESULT_DTYPES:
+  if dtype not in formats.FLOAT_DTYPES:
     return f"the result is {dtype.name}, not float32, bfloat16 or float16"
   if precision is not None and not isinstance(
     precision, (str, tuple, lax.Precision)

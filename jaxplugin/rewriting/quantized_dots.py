@@ -15,8 +15,7 @@ import jax
 
 from jaxplugin.arrays import leaves
 from jaxplugin.core import error_context
-from jaxplugin.dot import backends
-from jaxplugin.dot import calls as dot_calls
+from jaxplugin.dot import arguments, backends
 from jaxplugin.dot import primitive as dot_primitive
 from jaxplugin.jaxext import jax_private, program
 from jaxplugin.jaxext.tracing import binding_private
@@ -100,7 +99,7 @@ def quantize_dots(
   error_context.require_bool(WHO, "fuse_activations", fuse_activations)
   with error_context.in_function(WHO):
     backends.validate_name(implementation)
-    parts_dtype = dot_calls.parts_dtype(reduce_dtype)
+    parts_dtype = arguments.parts_dtype(reduce_dtype)
   if where is not None and not callable(where):
     raise TypeError(
       f"{WHO}: where must be a function of a site or None, got"

@@ -16,8 +16,7 @@ import numpy as np
 from jax.extend import core as extend_core
 
 from jaxplugin.core import formats, parameter_names
-from jaxplugin.dot import calls as dot_calls
-from jaxplugin.dot import sides
+from jaxplugin.dot import arguments, sides
 from jaxplugin.jaxext import jax_private, program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.rewriting import calls, ragged_dots, sources
@@ -232,7 +231,7 @@ def _dimension_numbers(
   if operation.name == RAGGED:
     groups = tuple(map(int, numbers.rhs_group_dimensions))
     numbers = numbers.dot_dimension_numbers
-  contracting, (lhs_batch, rhs_batch) = dot_calls.canonical_dimension_numbers(
+  contracting, (lhs_batch, rhs_batch) = arguments.canonical_dimension_numbers(
     numbers, lhs.ndim, rhs.ndim
   )
   return contracting, (lhs_batch, (*rhs_batch, *groups))
@@ -311,7 +310,7 @@ def impossible(
     if site.weight == "lhs":
       return "lhs is the parameter of a ragged dot, whose weights are rhs"
   for name, dtype in (("lhs", site.lhs_dtype), ("rhs", site.rhs_dtype)):
-    if dtype not in sides.PLAIN_DTYPES:
+    if dtype not in formats.FLOAT_DTYPES:
       return f"{name} is {dtype.name}, not float32, bfloat16 or float16"
   reason = calls.unsupported(site.result_dtype, params["precision"])
   if reason:

@@ -41,7 +41,6 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from jaxplugin.core import formats
-from jaxplugin.dot import sides
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.stablehlo import module_parsing, modules
 
@@ -400,7 +399,7 @@ def _with_composite_attributes(call: ModuleCall, operation: Any) -> ModuleCall:
     ) from None
   operands = list(operation.operands)
   has_lhs_scale, has_rhs_scale = (
-    not (values.dtype in sides.PLAIN_DTYPES and _is_one(scale.owner))
+    not (values.dtype in formats.FLOAT_DTYPES and _is_one(scale.owner))
     for values, scale in zip(call.operands[:2], operands[2:], strict=True)
   )
   return dataclasses.replace(

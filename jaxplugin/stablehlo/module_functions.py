@@ -21,7 +21,7 @@ from jaxlib.mlir import ir
 from jaxplugin import dot, quantization
 from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.core import formats, targets
-from jaxplugin.dot import backends, calls, primitive, problems, sides
+from jaxplugin.dot import backends, primitive, problems, sides
 from jaxplugin.dropin import nn_operands, nn_scaled
 from jaxplugin.operation import choice
 from jaxplugin.stablehlo import module_calls, module_parsing, modules
@@ -197,7 +197,7 @@ def _format_of(call: module_calls.ModuleCall) -> formats.BlockFormat:
   is_quantize = call.name == module_calls.QUANTIZE
   values, scale = call.results if is_quantize else call.operands
   floats = call.operands[0] if is_quantize else call.results[0]
-  if floats.dtype not in sides.PLAIN_DTYPES:
+  if floats.dtype not in formats.FLOAT_DTYPES:
     raise TypeError(
       "the unquantized array must be float32, bfloat16 or float16, got"
       f" {floats.dtype}"
@@ -258,7 +258,7 @@ def _operand(
   """
   if scale is None:
     plain = nn_operands.as_float(sides.WHO, side, values)
-    if plain.dtype not in sides.PLAIN_DTYPES:
+    if plain.dtype not in formats.FLOAT_DTYPES:
       plain = plain.astype(jnp.bfloat16)  # exact for 8 bits and fewer
     return plain, None, False
   exact = (*values.shape[:-1], -(-values.shape[-1] // block_size))
@@ -352,7 +352,7 @@ def _repeated(
 
 def _result_dtype(call: module_calls.ModuleCall) -> np.dtype:
   dtype = call.results[0].dtype
-  if dtype not in calls.RESULT_DTYPES:
+  if dtype not in formats.FLOAT_DTYPES:
     raise TypeError(
       f"its result must be float32, bfloat16 or float16, got {dtype}"
     )

@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from jaxplugin import dot
-from jaxplugin.jaxext import linear_calls, mesh_axes
+from jaxplugin.jaxext import jax_private, linear_calls, mesh_axes
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.quantization import prologues
 
@@ -39,7 +38,7 @@ def attached(y: jax.Array, call: prologues.PrologueCall) -> jax.Array:
   operands = [call.x, *call.more.values()]
   if call.prologue.halves and mesh_axes.mesh_of(operands) is not None:
     return y  # the gradient of halves would merge a sharded dimension
-  y, *operands = dot.vary_alike([y, *operands])
+  y, *operands = jax_private.vary_alike([y, *operands])
   return _attached(call.prologue, y, operands)
 
 

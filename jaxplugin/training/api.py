@@ -13,11 +13,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from jaxplugin import dot, quantization
+from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context, formats
-from jaxplugin.dot import backends, calls, sides
-from jaxplugin.jaxext import mesh_axes
+from jaxplugin.dot import arguments as dot_arguments
+from jaxplugin.dot import backends, sides
+from jaxplugin.jaxext import jax_private, mesh_axes
 from jaxplugin.quantization import arguments
 from jaxplugin.training import gradients, products, quantized_operand, recipes
 
@@ -98,7 +99,7 @@ def dot_general(
   """
   with error_context.in_function("dot_general"):
     backends.validate_name(implementation)
-    reduce_dtype = calls.parts_dtype(reduce_dtype)
+    reduce_dtype = dot_arguments.parts_dtype(reduce_dtype)
   for name, format in (("lhs_format", lhs_format), ("rhs_format", rhs_format)):
     _refuse_array(name, format)
   given = {
@@ -155,15 +156,15 @@ class QuantizedDotGeneral:
     given = lhs, rhs
     lhs, rhs = _operand("lhs", lhs), _operand("rhs", rhs)
     with error_context.in_function("dot_general"):
-      numbers = calls.canonical_dimension_numbers(
+      numbers = dot_arguments.canonical_dimension_numbers(
         dimension_numbers, lhs.ndim, rhs.ndim
       )
-      calls.canonical_precision(precision)
-    calls.validate_dimension_numbers(
+      dot_arguments.canonical_precision(precision)
+    dot_arguments.validate_dimension_numbers(
       "dot_general", numbers, lhs.shape, rhs.shape
     )
     if preferred_element_type is None:
-      preferred_element_type = calls.product_dtype(lhs.dtype, rhs.dtype)
+      preferred_element_type = dot_arguments.product_dtype(lhs.dtype, rhs.dtype)
     result_dtype = formats.as_dtype(preferred_element_type)
     if result_dtype is None:
       raise TypeError(
@@ -185,7 +186,7 @@ class QuantizedDotGeneral:
     leaves, tree = jax.tree.flatten((key_data, held))
     # Outside of the custom derivative: an operand that is the same on all
     # devices of a `shard_map` then gets the sum of their gradients.
-    lhs, rhs, *leaves = dot.vary_alike([lhs, rhs, *leaves])
+    lhs, rhs, *leaves = jax_private.vary_alike([lhs, rhs, *leaves])
     data, held = jax.tree.unflatten(tree, leaves)
     return gradients.quantized_dot(setting, lhs, rhs, data, None, held)
 
@@ -313,7 +314,7 @@ def _explicit_sharding(
 def _operand(name: str, x: Any) -> jax.Array:
   x = quantized_operand.primal_of(x)
   x = scaled_array.as_array("dot_general", name, x)
-  if x.dtype not in sides.PLAIN_DTYPES:
+  if x.dtype not in formats.FLOAT_DTYPES:
     raise TypeError(
       f"dot_general: {name} must be float32, bfloat16 or float16, got"
       f" {x.dtype}{list(x.shape)}"

@@ -22,7 +22,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.sharding import NamedSharding
 
-from jaxplugin import dot, quantization
+from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.dot import sides
 from jaxplugin.jaxext import jax_private, linear_calls
@@ -189,7 +189,7 @@ class _Tangent(linear_calls.Linear):
       zeros = jnp.zeros(self.shape, np.float32)
       if sharding is not None:
         zeros = jax.sharding.reshard(zeros, sharding)
-      g = dot.vary_alike([zeros, *linear])[0]
+      g = jax_private.vary_alike([zeros, *linear])[0]
     residuals, sizes, _ = self.constants.unflatten(constants)
     summands = []
     for term, tangent, kept in zip(self.terms, linear, residuals, strict=True):

@@ -24,6 +24,7 @@ from jaxplugin import dot, quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.dot import derivatives, sides
+from jaxplugin.dot.backends import xla
 from jaxplugin.jaxext import mesh_axes, tangents
 from jaxplugin.quantization import (
   arguments,
@@ -628,8 +629,13 @@ class Setting:
       out_sharding: of the result.
     """
     del sizes, product
-    return derivatives.plain_dot(
-      lhs, rhs, numbers, dtype, self.precision, out_sharding
+    return xla.plain_dot(
+      lhs,
+      rhs,
+      numbers,
+      dtype,
+      precision=self.precision,
+      out_sharding=out_sharding,
     )
 
   def forward(self, lhs: Any, rhs: Any) -> Product:

@@ -16,11 +16,10 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from jaxplugin import dot
 from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.dot import arguments as dot_arguments
-from jaxplugin.dot import calls as dot_calls
 from jaxplugin.dot import derivatives, sides
+from jaxplugin.jaxext import jax_private, mesh_axes
 from jaxplugin.operation import choice
 from jaxplugin.ragged import api as ragged_api
 from jaxplugin.ragged import backends, calls, general, groups, primitive
@@ -130,14 +129,16 @@ def ragged_dot_general(
     group_sizes = dot_arguments.integers("group_sizes", group_sizes)
     calls.validate_groups(group_sizes, weights.shape[0])
     if preferred_element_type is None:
-      preferred_element_type = dot_calls.product_dtype(lhs.dtype, weights.dtype)
-    dtype = dot_calls.result_dtype(preferred_element_type)
+      preferred_element_type = dot_arguments.product_dtype(
+        lhs.dtype, weights.dtype
+      )
+    dtype = dot_arguments.result_dtype(preferred_element_type)
     scheme = products.Scheme(
       recipe=recipe,
       weight="rhs",
       implementation=implementation,
       who=sides.who(),
-      reduce_dtype=dot_calls.parts_dtype(reduce_dtype),
+      reduce_dtype=dot_arguments.parts_dtype(reduce_dtype),
     )
     key_data, key_impl = products.data_of_key(scheme, key)
     setting = _Setting(scheme=scheme, dtype=dtype, key_impl=key_impl)
@@ -145,7 +146,7 @@ def ragged_dot_general(
     held = quantized_operand.taken(given, (lhs, weights), setting)
     leaves, tree = jax.tree.flatten((key_data, sizes, held))
     # Outside of the custom derivative: see `QuantizedDotGeneral.__call__`.
-    arrays = dot.vary_alike([lhs, weights, *leaves])
+    arrays = jax_private.vary_alike([lhs, weights, *leaves])
 
     def product(
       lhs: jax.Array, rhs: jax.Array, *leaves: jax.Array
@@ -157,7 +158,7 @@ def ragged_dot_general(
       calls.plain(arrays[0], arrays[1], sizes, contracting=2),
       out_sharding,
     )
-    return sharding_lib.automatic(product, sharding)(*arrays)
+    return mesh_axes.automatic(product, sharding)(*arrays)
 
 
 def prologue_refusals(
@@ -300,5 +301,5 @@ class _Setting(products.Setting):
     else:
       (dim,) = rhs_contracting
       call = calls.plain(lhs, rhs, sizes, dim, **options)
-    call = call.filled(dot_arguments.vary_alike(call.flatten()))
+    call = call.vary_alike()
     return primitive.bind(call)

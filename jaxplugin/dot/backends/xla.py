@@ -10,6 +10,7 @@ of a code and an f32 scale factor would need an f32 matmul.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Final
 
 import jax
@@ -36,20 +37,65 @@ def operand_dtype(call: Any, target: targets.Target) -> Any:
 
 
 def multiply(
-  lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, dtype: Any
+  lhs: jax.Array,
+  rhs: jax.Array,
+  dimension_numbers: Any,
+  dtype: Any,
+  *,
+  precision: Any = None,
+  out_sharding: Any = None,
 ) -> jax.Array:
-  """Computes `dot_general` in f32, with operands cast to `dtype`."""
-  # Without HIGHEST a GPU would multiply f32 in TF32 and a TPU in bf16.
-  precision = lax.Precision.HIGHEST
+  """Computes `dot_general` in f32, with operands cast to `dtype`.
+
+  Args:
+    lhs, rhs, dimension_numbers, out_sharding: as for `lax.dot_general`.
+    dtype: f32, or bf16 that represents both operands exactly.
+    precision: precision of f32 operands. None is HIGHEST, which avoids TF32 on
+      a GPU and bf16 on a TPU.
+  """
   if dtype == formats.BF16:
     precision = lax.Precision.DEFAULT
+  elif precision is None:
+    precision = lax.Precision.HIGHEST
   return lax.dot_general(
     lhs.astype(dtype),
     rhs.astype(dtype),
     dimension_numbers,
     precision=precision,
     preferred_element_type=jnp.float32,
+    out_sharding=out_sharding,
   )
+
+
+def plain_dot(
+  lhs: jax.Array,
+  rhs: jax.Array,
+  dimension_numbers: Any,
+  dtype: Any,
+  **options: Any,
+) -> jax.Array:
+  """Computes `dot_general`, accumulated in f32 and cast once.
+
+  Args:
+    lhs, rhs: arrays of dtypes that f32 represents exactly.
+    dimension_numbers: as for `lax.dot_general`.
+    dtype: dtype of the result.
+    **options: options of `multiply`.
+  """
+
+  def multiplied(in_dtype: Any) -> Callable[..., jax.Array]:
+    return lambda lhs, rhs: multiply(
+      lhs, rhs, dimension_numbers, in_dtype, **options
+    )
+
+  in_f32 = multiplied(jnp.float32)
+  if lhs.dtype == rhs.dtype == formats.BF16:
+    # A bf16 dot has the same products, but not on a CPU (`operand_dtype`).
+    in_bf16 = multiplied(formats.BF16)
+    result = lax.platform_dependent(lhs, rhs, cpu=in_f32, default=in_bf16)
+  else:
+    result = in_f32(lhs, rhs)
+  return result.astype(dtype)
 
 
 def emit(

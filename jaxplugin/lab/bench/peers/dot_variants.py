@@ -18,7 +18,7 @@ from jax import lax
 from jaxplugin import dot, quantization
 from jaxplugin.arrays import interleaving, layouts, preparation, scaled_array
 from jaxplugin.core import formats, targets
-from jaxplugin.dot import backends, calls, problems, reference
+from jaxplugin.dot import arguments, backends, problems, reference
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import operand_sets, variants, verification
 
@@ -133,7 +133,7 @@ class DotVariants:
     fastest = self._variant(
       f"{name} fastest",
       "ours",
-      functools.partial(self._ours, name, precision=calls.FASTEST),
+      functools.partial(self._ours, name, precision=arguments.FASTEST),
       bound=_FASTEST_BOUND,
       arrange=self._prepared,
     )

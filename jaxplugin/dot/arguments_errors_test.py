@@ -27,7 +27,7 @@ from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats
-from jaxplugin.dot import calls
+from jaxplugin.dot import arguments
 
 pytestmark = pytest.mark.smoke
 
@@ -510,7 +510,7 @@ class MalformedCallTest(parameterized.TestCase):
     ):
       is_highest = precision in highest
       jp.block_scaled_dot(**WELL_FORMED(), precision=precision)
-      self.assertIs(calls.canonical_precision(precision), is_highest)
+      self.assertIs(arguments.canonical_precision(precision), is_highest)
 
   def test_error_names_the_remedy(self):
     for name, remedy in (
