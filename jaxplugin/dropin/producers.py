@@ -368,7 +368,7 @@ def swigluoai(
     gate: floats[..., k]. If `up` is None, floats[..., 2 * k] with both.
     up: floats of gate's shape. Two dtypes are promoted to one.
     alpha: factor of the sigmoid's argument.
-    limit: positive bound of gate and up.
+    limit: bound of gate and up, at least 0.
     interleaved: whether gate and up alternate if `up` is None. Otherwise the
       gates are the first half.
     bias: floats[2 * k] in the order of gate with both, or else the gate's bias

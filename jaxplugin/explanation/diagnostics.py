@@ -48,6 +48,7 @@ from jaxplugin.stablehlo import (
   rewriter,
 )
 from jaxplugin.tables import resolution
+from jaxplugin.training import activation_gradients
 
 _NUMBERS: Final = (bool, int, float, complex)
 # Reasons of `program.FUNCTIONS`.
@@ -221,7 +222,10 @@ def explain(
     assumptions=_assumptions(operations),
     sites=report.merged([_explain_site(site) for site in record.sites]),
     chains=report.merged(
-      [_explain_chain(x, used, computed) for x in record.chains]
+      [
+        *(_explain_chain(x, used, computed) for x in record.chains),
+        *_separate_gradients(used),
+      ]
     ),
   )
 
@@ -283,6 +287,39 @@ def _explain_chain(
   return dataclasses.replace(chain, **flow, is_fused=is_fused, note=note)
 
 
+def _separate_gradients(
+  jaxpr: Any,
+  names: tuple[jax_private.ScopeName, ...] = (),
+  flow: program.ControlFlow | None = None,
+) -> Iterator[sites_lib.Chain]:
+  """Yields gradients of activations that no matmul quantizes with a prologue.
+
+  Args:
+    jaxpr: a jaxpr without dead code.
+    names, flow: scopes and control flow around it.
+  """
+  flow = flow or program.ControlFlow()
+  for eqn in jaxpr.eqns:
+    inside = names + jax_private.scopes(eqn.source_info)
+    name, note = activation_gradients.separate_gradient(eqn, jaxpr)
+    if name:
+      layer, phase = jax_private.layer_and_phase(inside)
+      yield sites_lib.Chain(
+        **dataclasses.asdict(flow),
+        source=jax_private.user_frame(eqn.source_info),
+        layer=layer,
+        phase=phase,
+        name=name,
+        dot=f"a matmul of {_describe(eqn.outvars[0].aval)}",
+        is_fused=False,
+        note=note,
+      )
+      continue
+    within = flow.inside(eqn.primitive.name, eqn.params)
+    for inner in program.sub_jaxprs(eqn):
+      yield from _separate_gradients(inner, inside, within)
+
+
 _DOTS: Final = frozenset(matmul.name for matmul in _MATMULS)
 
 
@@ -299,10 +336,7 @@ def _readers(variable: Any, jaxpr: Any) -> Iterator[str]:
       if source is not None and eqn.invars[source] is variable:
         yield from _readers(eqn.outvars[0], jaxpr)
         continue
-    is_guard = eqn.primitive in (
-      tangents.derivative_guard_p,
-      tangents.without_derivative_p,
-    )
+    is_guard = eqn.primitive in tangents.GUARDS
     if is_read and not is_guard and not calls.any_contains(eqn, _DOTS):
       yield eqn.primitive.name
     for inner in program.sub_jaxprs(eqn):

@@ -223,10 +223,10 @@ def _slices_inside(
 
 def sub_jaxprs(eqn: Any) -> list[Any]:
   """Returns the open jaxprs inside an equation or a `BoundOperation`."""
-  return [j for value in eqn.params.values() for j in _jaxprs_of(value)]
+  return [j for value in eqn.params.values() for j in jaxprs_of(value)]
 
 
-def _jaxprs_of(value: Any) -> Iterator[Any]:
+def jaxprs_of(value: Any) -> Iterator[Any]:
   """Yields the open jaxprs in nested tuples and lists."""
   if isinstance(value, extend_core.ClosedJaxpr):
     yield value.jaxpr
@@ -234,7 +234,7 @@ def _jaxprs_of(value: Any) -> Iterator[Any]:
     yield value
   elif isinstance(value, (tuple, list)):
     for item in value:
-      yield from _jaxprs_of(item)
+      yield from jaxprs_of(item)
 
 
 def _devices_of(jaxpr: Any) -> int:

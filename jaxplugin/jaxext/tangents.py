@@ -28,6 +28,8 @@ Result = TypeVar("Result")
 without_derivative_p = extend_core.Primitive("without_derivative")
 derivative_guard_p = extend_core.Primitive("derivative_guard")
 attach_guard_p = extend_core.Primitive("attach_derivative_guard")
+# Their operands are only needed for the error of a derivative.
+GUARDS: Final = (without_derivative_p, derivative_guard_p)
 
 
 def without_derivative(x: T, message: str) -> T:

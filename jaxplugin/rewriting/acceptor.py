@@ -104,6 +104,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     self._products = facts.ArrayProducts()
     # Dequantized weights of this function.
     self._weights = facts.Values[weights.Weight]()
+    self._outside = patterns.Outside()
 
   def enter(self, weight: weights.Weight, dtype: Any) -> jax.Array:
     """Dequantizes a weight, and records the result as a view of it."""
@@ -239,15 +240,18 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     views, specs = zip(*shards.values(), strict=True) if shards else ((), ())
     leaves, structure = jax.tree.flatten(views)
     scopes = sites.scope_names()
+    outside = patterns.find_outside("shard_map", args)
 
     def start(inner: Sequence[Any]) -> tuple[Acceptor, list[Any]]:
       acceptor = self._closure(scopes)
       parts = iter(jax.tree.unflatten(structure, inner[: len(leaves)]))
       rest = iter(inner[len(leaves) :])
-      return acceptor, [
+      own = [
         next(rest) if flag else acceptor._rebuild(next(parts), x.dtype)[0]
         for x, flag in zip(args, is_own, strict=True)
       ]
+      acceptor._outside.put_all(own, outside)
+      return acceptor, own
 
     return interception_private.Shards(
       args=[*leaves, *itertools.compress(args, is_own)],
@@ -298,6 +302,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     """Returns `_child` of a function that may close over known values."""
     child = self._child(scopes)
     child._products, child._weights = self._products, self._weights
+    child._outside = self._outside
     return child
 
   def warn(self, name: str, args: Sequence[Any], reason: str) -> None:
@@ -410,7 +415,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     format = options.activations
     if format is None or not (options.fuse_activations or sites.is_recording()):
       return None
-    found = patterns.find(x)
+    found = patterns.find(x) or self._outside.get(x)
     if found is None:
       return None
     result = operation.result_type()

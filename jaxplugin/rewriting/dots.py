@@ -77,6 +77,7 @@ class Dots(calls.Walker):
     results: results of matmuls, and sums with them; only recorded to fuse
       activations.
     of_rules: results of functions with a custom derivative.
+    outside: arguments that norms and activations outside compute.
     is_changed: whether a matmul was replaced.
   """
 
@@ -97,6 +98,9 @@ class Dots(calls.Walker):
   )
   of_rules: sources.TracedValues[None] = dataclasses.field(
     default_factory=sources.TracedValues
+  )
+  outside: patterns.Outside = dataclasses.field(
+    default_factory=patterns.Outside
   )
   is_changed: bool = False
 
@@ -214,6 +218,7 @@ class Dots(calls.Walker):
         return y
     x = given.pop("x")
     live = dataclasses.replace(call, x=x, more=given)
+    live = live.with_rows(lambda a: binding_private.mapped_inside(y, a))
     return activation_gradients.attached(y, live)
 
   def _fused(
@@ -236,7 +241,7 @@ class Dots(calls.Walker):
       or quantized_operand.is_operand(given[index])
     ):
       return given, None
-    found = patterns.find(args[index])
+    found = patterns.find(args[index]) or self.outside.get(args[index])
     if found is None:
       return given, None
     x, note, in_training = args[index], found.reason, ""
@@ -523,7 +528,9 @@ class Rewriter(interception_private.Interceptor):
   ) -> interception_private.MakeInterceptor:
     self._dots.known.refuse_inside(operation)
     is_rule = calls.is_rule_of_tangents(operation, index)
-    origins = [] if is_rule else self._origins.of_all(operation.args)
+    args = [] if is_rule else operation.args
+    origins = self._origins.of_all(args)
+    outside = patterns.find_outside(operation.name, args)
     outer, scopes = self._dots, sites_lib.scope_names()
     if operation.name in calls.CUSTOM_RULES:
       outer.note_change()  # its rules may contain matmuls
@@ -532,6 +539,7 @@ class Rewriter(interception_private.Interceptor):
       dots = outer.nested(scopes, operation.name)
       dots.sites = outer.sites
       own = calls.own_args(operation, index, args)
+      dots.outside.put_all(own, outside)
       return Rewriter(dots, list(zip(own, origins, strict=False)))
 
     return make

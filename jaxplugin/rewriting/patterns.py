@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -31,23 +30,47 @@ _CONVERT: Final = "convert_element_type"
 _CONSTRAINT: Final = "sharding_constraint"
 # Operations between a pattern and a matmul, and their names in reasons.
 _MOVING: Final = {
-  "slice": "slice",
-  "dynamic_slice": "slice",
-  "gather": "gather",
-  "transpose": "transpose",
-  "reshape": "reshape",
-  "squeeze": "slice",
-  "broadcast_in_dim": "broadcast",
-  "stop_gradient": "stop_gradient",
+  "slice": "a slice",
+  "dynamic_slice": "a slice",
+  "gather": "a gather",
+  "transpose": "a transpose",
+  "reshape": "a reshape",
+  "squeeze": "a slice",
+  "broadcast_in_dim": "a broadcast",
+  "stop_gradient": "a stop_gradient",
+  "rev": "a reversal",
+  "pad": "a pad",
+  "concatenate": "a concatenate",
+  "dynamic_update_slice": "an update",
+  "scatter": "an update",
+  "optimization_barrier": "an optimization barrier",
+  "clamp": "a clip",
+  "all_gather": "an all-gather",
+  "all_to_all": "an all-to-all",
+  "ppermute": "a ppermute",
+  _CONVERT: "a cast",
+  _CONSTRAINT: "a sharding constraint",
 }
+# Which operands of an operation may be a pattern's result, besides the first.
+_MOVED_OPERANDS: Final = {
+  "concatenate": slice(None),
+  "dynamic_update_slice": slice(2),
+  "scatter": slice(0, None, 2),
+  "clamp": slice(1, 2),
+}
+# Operations whose results functions inside compute.
+_CONTROL: Final = frozenset({"cond", "scan", "while", "shard_map"})
 # Operations on constants.
-_FOLDED: Final[dict[str, Callable[..., float]]] = {
-  "neg": operator.neg,
-  "sqrt": lambda x: math.sqrt(x) if x >= 0 else math.nan,
-  "add": operator.add,
-  "sub": operator.sub,
-  "mul": operator.mul,
-  "gt": operator.gt,
+_FOLDED: Final[dict[str, Callable[..., Any]]] = {
+  "neg": np.negative,
+  "sqrt": np.sqrt,
+  "rsqrt": lambda x: 1 / np.sqrt(x),
+  "add": np.add,
+  "sub": np.subtract,
+  "mul": np.multiply,
+  "div": np.divide,
+  "pow": np.power,
+  "gt": np.greater,
 }
 # Operations of statistics, which code may compute twice, and the parameters
 # that determine their results.
@@ -63,7 +86,8 @@ _OPTIONS: Final = ("axes", "broadcast_dimensions", "y", "new_sizes", "shape")
 _DEPTH: Final = 8
 _GELU_FACTOR: Final = math.sqrt(2 / math.pi)
 _GELU_CUBIC: Final = 0.044715
-# Factors of x in the argument of each function that computes an exact gelu.
+# Factors of x in the argument of each function that computes an exact gelu:
+# 1 + erf(x), and erfc(x) = 1 - erf(x).
 _EXACT_GELU: Final = {"erf": math.sqrt(0.5), "erfc": -math.sqrt(0.5)}
 _ALPHA: Final = prologues.Prologue(function="swigluoai").alpha
 
@@ -71,10 +95,21 @@ _NO_MEAN: Final = (
   "its root is not that of a mean square or a variance over the last dimension"
 )
 _MAPPED: Final = "vmap with in_axes=0 keeps the features last"
+_INSIDE: Final = "the matmul is inside {}, and {} is not"
+# Names of functions that nearly match, by whether they are norms.
+_NEAR: Final = ("activation", "norm")
 
 
 class _NotMatchedError(Exception):
-  """A value is nearly the result of a pattern. The message is the reason."""
+  """A value is nearly the result of a pattern. The message is the reason.
+
+  Attributes:
+    name: that of the pattern if only its operands do not fit, or "".
+  """
+
+  def __init__(self, reason: str, name: str = ""):
+    super().__init__(reason)
+    self.name = name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,11 +174,11 @@ def find(x: Any) -> Found | None:
       )
     reason = "a sharding constraint is between it and the matmul"
     return Found(name=found.name, reason=reason)
-  what, value = matcher.before_operations(value)
-  found = matcher.find(value) if what else None
-  if found is None or found.call is None:
-    return None
-  return Found(name=found.name, reason=f"{what} is between it and the matmul")
+  for reason, operand in matcher.before_operations(value):
+    found = matcher.find(operand)
+    if found is not None and found.name not in _NEAR:
+      return Found(name=found.name, reason=reason)
+  return None
 
 
 def record_outside(
@@ -162,13 +197,59 @@ def record_outside(
       other arguments do not count.
     around: of the function that is traced.
   """
-  jaxprs, args = program.sub_jaxprs(operation), operation.args
-  if not sites.is_recording() or len(jaxprs) != 1:
+  if not sites.is_recording():
     return
-  (jaxpr,) = jaxprs
-  if len(jaxpr.invars) != len(args):
+  name, args = operation.name, operation.args
+  jaxprs = _bodies(name, operation.params)
+  if len(jaxprs) > 1 and name != "cond":
     return
-  name = {"remat2": "checkpoint"}.get(operation.name, operation.name)
+  first = {"cond": 1, "while": operation.params.get("cond_nconsts", 0)}
+  skipped = first.get(name, 0)
+  for jaxpr in jaxprs:
+    if len(jaxpr.invars) == len(args) - skipped:
+      name = {"remat2": "checkpoint"}.get(name, name)
+      given = args[skipped:], weights[skipped:]
+      _record_outside(name, jaxpr, *given, around)
+
+
+class Outside(sources.TracedValues[Found]):
+  """Arguments of a function that norms and activations outside compute."""
+
+  def put_all(self, args: Sequence[Any], found: Sequence[Found | None]) -> None:
+    for x, each in zip(args, found, strict=False):
+      if each is not None:
+        self.put(x, each)
+
+
+def find_outside(operation: str, args: Sequence[Any]) -> list[Found | None]:
+  """Returns the norms and activations of the arguments of an operation.
+
+  JAX traces the function inside with other values. The reason is that a matmul
+  of the function is inside.
+  """
+  if not sites.is_recording():
+    return [None] * len(args)
+  return [
+    Found(name=found.name, reason=_INSIDE.format(operation, found.name))
+    if (found := find(x)) is not None and found.call is not None
+    else None
+    for x in args
+  ]
+
+
+def _bodies(name: str, params: dict[str, Any]) -> list[Any]:
+  """Returns jaxprs inside an operation, without the condition of a loop."""
+  functions = params["body_jaxpr"] if name == "while" else [*params.values()]
+  return list(program.jaxprs_of((functions,)))
+
+
+def _record_outside(
+  operation: str,
+  jaxpr: Any,
+  args: Sequence[Any],
+  weights: Sequence[sources.Origin | None],
+  around: sites.Surroundings,
+) -> None:
   matcher, values = _Matcher(), []
   for x, variable in zip(args, jaxpr.invars, strict=True):
     traced = binding_private.staged(x)
@@ -197,7 +278,7 @@ def record_outside(
         (origins[id(other)], None),
         around,
       )
-      note = f"the matmul is inside {name}, and {found.name} is not"
+      note = _INSIDE.format(operation, found.name)
       sites.record_chain(found.before(site, note))
 
 
@@ -404,7 +485,7 @@ class _Matcher:
         return made
 
   def before_layout(self, value: _Value) -> tuple[_Value, bool]:
-    """Returns a value before its rows are reshaped, and whether it is sharded.
+    """Returns a value before rows are reshaped, and whether it is sharded.
 
     The second result is whether a sharding constraint is applied to it.
     """
@@ -413,12 +494,15 @@ class _Matcher:
       made = self._operation(value)
       if made.name == _CONSTRAINT:
         is_constrained = True
-      elif (
-        made.name != "reshape"
-        or made.operands[0].shape[-1:] != made.value.shape[-1:]
-      ):
+      elif not self._is_reshape_of_rows(made):
         return value, is_constrained
       value = made.operands[0]
+
+  def _is_reshape_of_rows(self, made: _Operation) -> bool:
+    if made.name not in ("reshape", "squeeze", "broadcast_in_dim"):
+      return False
+    before, after = made.operands[0].shape, made.value.shape
+    return before[-1:] == after[-1:] and math.prod(before) == math.prod(after)
 
   def _operands(self, value: _Value, name: str) -> tuple[_Value, ...] | None:
     """Returns the operands if an operation of this name computes a value."""
@@ -429,7 +513,8 @@ class _Matcher:
     if made.name == "mul":  # a norm does not depend on this factor
       factor = self._made(self._narrow(made.operands[1]))
       return factor.params.get("name") == prologues.FACTOR_IN_RANGE
-    return made.name == "sub" and self._number(made.operands[1]) == 0
+    neutral = {"sub": 0, "div": 1}.get(made.name)
+    return neutral is not None and self._number(made.operands[1]) == neutral
 
   def _number(self, value: _Value, depth: int = _DEPTH) -> float | None:
     """Returns the number that all elements of a value are, or None."""
@@ -442,10 +527,15 @@ class _Matcher:
       return None
     if made.name in (_CONVERT, "broadcast_in_dim", "reshape", *_SAME):
       return self._number(made.operands[0], depth - 1)
-    if made.name in _FOLDED and (len(made.operands) == 1 or not value.shape):
+    if (
+      made.name in _FOLDED
+      and (len(made.operands) == 1 or not value.shape)
+      and (made.name != "div" or jnp.issubdtype(value.dtype, jnp.floating))
+    ):
       numbers = [self._number(x, depth - 1) for x in made.operands]
       if None not in numbers:
-        return float(_FOLDED[made.name](*numbers))
+        with np.errstate(all="ignore"):
+          return float(_FOLDED[made.name](*map(np.float64, numbers)))
     return None
 
   def _is_equal(self, a: _Value, b: _Value, depth: int = 4) -> bool:
@@ -467,29 +557,57 @@ class _Matcher:
       )
     )
 
-  def before_operations(self, value: _Value) -> tuple[str, _Value]:
-    """Returns the operation that moves or drops elements, and its operand.
+  def before_operations(self, value: _Value) -> Iterator[tuple[str, _Value]]:
+    """Yields values that operations move, drop, change or compute inside.
 
-    Several such operations count as the last one. Returns "" without one.
+    Each comes with the reason: the operation that is the last one.
     """
-    what = ""
+    level, seen = [("", value)], set[tuple[int, int]]()
     for _ in range(_DEPTH):
-      made = self._operation(value)
-      name, operands = made.name, made.operands
-      if name in _MOVING:
-        what, value = what or f"a {_MOVING[name]}", operands[0]
-        continue
-      if name == "select_n":  # dropout, whose other values are 0
-        operands = operands[1:]
-        kept = [x for x in operands if self._number(x) != 0]
-        is_found = len(kept) == 1
-      else:  # dropout divides by the probability
-        kept = [x for x in operands if self._number(x) is None]
-        is_found = name in ("div", "mul") and len(kept) == 1 and bool(what)
-      if not is_found:
-        break
-      what, value = what or "dropout", kept[0]
-    return what, value
+      level = [
+        (reason or new, x)
+        for reason, v in level
+        for new, x in self._moved(self._operation(v), is_after=not reason)
+        if x.key() not in seen
+      ]
+      seen.update(x.key() for _, x in level)
+      yield from level
+
+  def _moved(
+    self, made: _Operation, is_after: bool
+  ) -> Iterator[tuple[str, _Value]]:
+    """Yields operands of one operation, each with a reason.
+
+    Args:
+      made: the operation.
+      is_after: whether no other operation is between it and the matmul.
+    """
+    name, operands = made.name, made.operands
+    numbers = [self._number(x) for x in operands]
+    what, kept = "", list[_Value]()
+    if name in _MOVING:
+      what = _MOVING[name]
+      kept = list(operands[_MOVED_OPERANDS.get(name, slice(1))])
+      if name == "optimization_barrier":
+        kept = [operands[made.result]]
+    elif name in ("max", "min") and numbers.count(None) == 1:
+      what, kept = "a clip", [operands[numbers.index(None)]]
+    elif name == "select_n":
+      what = "dropout or a mask" if 0 in numbers[1:] else "a select"
+      kept = [
+        x for x, n in zip(operands[1:], numbers[1:], strict=True) if n != 0
+      ]
+    elif name in ("div", "mul") and numbers.count(None) == 1 and not is_after:
+      kept = [operands[numbers.index(None)]]  # dropout divides
+    for x in kept:
+      yield f"{what} is between it and the matmul", x
+    for jaxpr in _bodies(name, made.params) if name in _CONTROL else ():
+      key = id(jaxpr), id(made.value.function)
+      variables = [_Value(v, None) for v in jaxpr.invars]
+      new = jaxpr, _Function(jaxpr, variables)
+      _, function = self._functions.setdefault(key, new)
+      result = function.value(jaxpr.outvars[made.result])
+      yield f"it is inside {name}, and the matmul is not", result
 
   def find(self, value: _Value) -> Found | None:
     """Returns the norm or activation that computes a value.
@@ -504,27 +622,90 @@ class _Matcher:
         call = match(value, kind, root)
         return Found(name=str(call.prologue), call=call)
       except _NotMatchedError as reason:
-        name = "norm" if is_norm else "activation"
+        name = reason.name or _NEAR[is_norm]
         found = found or Found(name=name, reason=str(reason))
     return found
 
   # Products.
 
-  def _root(self, value: _Value) -> tuple[str, _Value] | None:
-    """Returns the function that marks a pattern, and its argument, or None."""
-    made = self._operation(self._narrow(value))
+  def _root(self, value: _Value) -> tuple[float, _Factor] | None:
+    """Returns a number and the root whose product a value is, or None.
+
+    A root is the kind of a function that marks a pattern, and its argument a.
+    The kinds "tanh" and "erf" are 1 + tanh(a) and 1 + erf(a).
+    """
+    value = self._narrow(value)
+    made = self._operation(value)
     name, operands = made.name, made.operands
-    if name in ("rsqrt", "logistic", "erfc"):
-      return name, operands[0]
+    if name in ("rsqrt", "logistic"):
+      return 1.0, (name, operands[0])
     if name == "pow" and self._number(operands[1]) == -0.5:
-      return "rsqrt", operands[0]
-    if name == "add":
-      for one, other in (operands, operands[::-1]):
-        for inner in ("tanh", "erf"):
-          argument = self._operands(other, inner)
-          if argument is not None and self._number(one) == 1:
-            return inner, argument[0]
+      return 1.0, ("rsqrt", operands[0])
+    if (line := self._line(value)) is None:
+      return None
+    offset, slope, (kind, argument) = line
+    if offset and offset == slope:
+      return offset, (kind, argument)
+    if offset and offset == -slope and kind == "erf":
+      return offset, ("erfc", argument)
     return None
+
+  def _line(
+    self, value: _Value, depth: int = _DEPTH
+  ) -> tuple[float, float, _Factor] | None:
+    """Returns p, q and f(a) if a value is p + q * f(a), of erf or tanh."""
+    made = self._operation(value)
+    name, operands = made.name, made.operands
+    if name in ("tanh", "erf"):
+      return 0.0, 1.0, (name, operands[0])
+    if name == "erfc":
+      return 1.0, -1.0, ("erf", operands[0])
+    if not depth or name not in ("neg", "add", "sub", "mul", "div", "select_n"):
+      return None
+    if name == "select_n":
+      return self._line_of_ndtr(*operands[1:]) if len(operands) == 3 else None
+    numbers = [self._number(x) for x in operands]
+    if numbers.count(None) != 1:
+      return None
+    index = numbers.index(None)
+    if (inner := self._line(operands[index], depth - 1)) is None:
+      return None
+    p, q, root = inner
+    match name, numbers:
+      case "neg", _:
+        return -p, -q, root
+      case "add", ([float(n), None] | [None, float(n)]):
+        return p + n, q, root
+      case "sub", [None, float(n)]:
+        return p - n, q, root
+      case "sub", [float(n), None]:
+        return n - p, -q, root
+      case "mul", ([float(n), None] | [None, float(n)]):
+        return n * p, n * q, root
+      case "div", [None, float(n)] if n:
+        return p / n, q / n, root
+    return None
+
+  def _line_of_ndtr(
+    self, tails: _Value, head: _Value
+  ) -> tuple[float, float, _Factor] | None:
+    """Returns `_line` of 1 + erf(w) as `jax.scipy.special.ndtr` computes it.
+
+    The head is 1 + erf(w), for small |w|. The tails are 2 - erfc(|w|) if w > 0,
+    else erfc(|w|).
+    """
+    is_positive, *terms = self._operands(tails, "select_n") or [tails]
+    lines = [self._line(x, 1) for x in (*terms, head)]
+    signs = self._operands(is_positive, "gt")
+    if signs is None or self._number(signs[1]) != 0 or None in lines:
+      return None
+    numbers = [line[:2] for line in lines if line]
+    *sizes, w = [line[2][1] for line in lines if line]
+    of_sizes = [self._operands(size, "abs") for size in sizes]
+    is_ndtr = numbers == [(1, -1), (1, 1), (1, 1)] and all(
+      x is not None and self._is_equal(x[0], w) for x in (*of_sizes, signs)
+    )
+    return lines[-1] if is_ndtr else None
 
   def roots(self, value: _Value) -> list[tuple[str, _Value]]:
     """Returns each root in the product, sum and conversions of a value."""
@@ -537,7 +718,7 @@ class _Matcher:
     root = self._root(value)
     made = self._operation(value)
     if root is not None:
-      yield root
+      yield root[1]
     elif depth:
       name, operands = made.name, made.operands
       if name == "div" and (
@@ -551,6 +732,9 @@ class _Matcher:
             yield "rsqrt", inner[0]
       elif name == "div" and self._number(operands[1]) is not None:
         yield from self._roots(operands[0], sums=False, depth=depth - 1)
+      elif name == "transpose" and depth < _DEPTH:
+        if any(self._roots(operands[0], sums=False, depth=depth - 1)):
+          yield name, value
       elif name == "mul" or (name in ("add", "sub") and sums):
         for x in operands:
           is_product = name == "mul"
@@ -568,7 +752,7 @@ class _Matcher:
     if is_input(value):
       return 1.0, [("input", value)], True
     if (root := self._root(value)) is not None:
-      return 1.0, [root], True
+      return root[0], [root[1]], True
     made = self._operation(value)
     if made.name in ("mul", "div") and depth:
       a, b = made.operands
@@ -769,6 +953,12 @@ class _Matcher:
     self, value: _Value, kind: str, root: _Value
   ) -> prologues.PrologueCall:
     """Returns the activation with a root that computes a value."""
+    if kind == "transpose":
+      raise _NotMatchedError(
+        f"one of its factors is transposed, not all; {_MAPPED}"
+      )
+    if self._operation(value).name in ("add", "sub"):
+      raise _NotMatchedError("another value is added to it")
     if kind == "relu":
       return self._before_biases("relu", value.shape, [self._bare(root)])
     if kind in _EXACT_GELU:
@@ -792,8 +982,8 @@ class _Matcher:
       # The number may be a part of the gate of silu.
       try:
         return self._activation_of(value, kind, root, *alone)
-      except _NotMatchedError:
-        raise error from None
+      except _NotMatchedError as other:
+        raise (other if other.name else error) from None
 
   def _activation_of(
     self,
@@ -1065,13 +1255,6 @@ def _call(
 ) -> prologues.PrologueCall:
   """Returns the call of a function whose result has a shape."""
   given = {n: v for n in prologues.OPERANDS if (v := more.get(n)) is not None}
-  for value in (x, *given.values()):
-    if value.function is not None:
-      raise _NotMatchedError(
-        "a jitted or checkpointed function computes one of its operands"
-      )
-    if value.dtype not in facts.WIDE:
-      raise _NotMatchedError(f"an operand is {value.dtype}")
   prologue = prologues.Prologue(
     function=function,
     operands=tuple(given),
@@ -1079,9 +1262,19 @@ def _call(
     halves=halves,
     **numbers,
   )
+  for value in (x, *given.values()):
+    if value.function is not None:
+      raise _NotMatchedError(
+        "a jitted or checkpointed function computes one of its operands",
+        str(prologue),
+      )
+    if value.dtype not in facts.WIDE:
+      raise _NotMatchedError(f"an operand is {value.dtype}")
   for name in ("x", *prologues.OF_X):
     value = given.get(name, x)
-    if value.shape != prologue.x_shape(shape):
-      raise _NotMatchedError("its operands have different shapes")
+    if value.shape != (wanted := prologue.x_shape(shape)):
+      raise _NotMatchedError(
+        f"an operand has shape {list(value.shape)}, not {list(wanted)}"
+      )
   arrays = {name: value.atom for name, value in given.items()}
   return prologues.PrologueCall(prologue=prologue, x=x.atom, more=arrays)

@@ -4,6 +4,7 @@
 
 import dataclasses
 import functools
+import math
 
 import flax.linen as nn
 import haiku as hk
@@ -13,6 +14,8 @@ import numpy as np
 from absl.testing import parameterized
 from flax import nnx
 from jax import lax
+from jax.scipy import special, stats
+from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.quantization import prologues
@@ -95,9 +98,76 @@ def interleaved(x, *, bias=None, pairs=False):
   return swigluoai(x[..., ::2], x[..., 1::2])
 
 
+ROOT = 2.0**0.5
+
+
+def in_f32(function):
+  """Returns a function of any float dtype from one that does not take bf16."""
+  return lambda x: function(x.astype(jnp.float32)).astype(x.dtype)
+
+
+# Ways to write the exact gelu of x.
+EXACT_GELUS = {
+  "of_jax": lambda x: jax.nn.gelu(x, approximate=False),
+  "of_linen": lambda x: nn.gelu(x, approximate=False),
+  "cdf": in_f32(lambda x: x * stats.norm.cdf(x)),
+  "cdf_first": in_f32(lambda x: stats.norm.cdf(x, 0.0, 1.0) * x),
+  "cdf_of_negative": in_f32(lambda x: x * (1 - stats.norm.cdf(-x))),
+  "survival_function": in_f32(lambda x: x * (1 - stats.norm.sf(x))),
+  "ndtr": in_f32(lambda x: x * special.ndtr(x)),
+  "ndtr_of_products": in_f32(lambda x: special.ndtr(x) * 2 * x / 2),
+  "quotient": lambda x: 0.5 * x * (1 + special.erf(x / ROOT)),
+  "half_of_x": lambda x: x / 2 * (1 + lax.erf(x / ROOT)),
+  "x_first": lambda x: x * 0.5 * (1.0 + lax.erf(x / math.sqrt(2.0))),
+  "half_last": lambda x: x * (1 + lax.erf(x / ROOT)) * 0.5,
+  "half_of_erf": lambda x: x * ((lax.erf(x / ROOT) + 1) / 2),
+  "erf_first": lambda x: (lax.erf(x / ROOT) + 1.0) * 0.5 * x,
+  "distributed": lambda x: x * (0.5 + 0.5 * lax.erf(x / ROOT)),
+  "distributed_quotient": lambda x: (lax.erf(x / ROOT) / 2 + 0.5) * x,
+  "negative": lambda x: 0.5 * x * (1 - lax.erf(-x / ROOT)),
+  "product": lambda x: 0.5 * x * (1 + lax.erf(x * 0.7071067811865476)),
+  "short_product": lambda x: 0.5 * x * (1 + lax.erf(0.70710678 * x)),
+  "short_quotient": lambda x: 0.5 * x * (1 + lax.erf(x / 1.4142135)),
+  "root_of_jax": lambda x: (
+    0.5 * x * (1 + lax.erf(x / jnp.sqrt(2).astype(x.dtype)))
+  ),
+  "root_of_numpy": lambda x: (
+    0.5 * x * (1 + lax.erf(x / np.sqrt(2.0).astype(x.dtype)))
+  ),
+  "rsqrt": lambda x: (
+    0.5 * x * (1 + lax.erf(x * lax.rsqrt(jnp.array(2, x.dtype))))
+  ),
+  "power": lambda x: (
+    0.5 * x * (1 + lax.erf(x * jnp.array(2, x.dtype) ** -0.5))
+  ),
+  "power_of_jax": lambda x: (
+    0.5 * x * (1 + lax.erf(x / jnp.power(2.0, 0.5).astype(x.dtype)))
+  ),
+  "quotient_of_numbers": lambda x: (
+    0.5 * x * (1 + lax.erf(x * (1 / jnp.sqrt(2.0)).astype(x.dtype)))
+  ),
+  "erfc": lambda x: 0.5 * x * lax.erfc(-x / ROOT),
+  "erfc_of_negative_quotient": lambda x: 0.5 * x * special.erfc(-(x / ROOT)),
+  "erfc_of_product": lambda x: x * lax.erfc(x * (-1 / ROOT)) / 2,
+  "two_minus_erfc": lambda x: 0.5 * x * (2 - lax.erfc(x / ROOT)),
+  "one_minus_erfc": lambda x: x * (1 - 0.5 * lax.erfc(x / ROOT)),
+  # torch.export decomposes torch.nn.functional.gelu in this order, in f32.
+  "torch": in_f32(lambda x: x * 0.5 * (lax.erf(x * 0.7071067811865476) + 1)),
+  # torch.onnx exports these constants as arrays.
+  "onnx": lambda x: (
+    (x * (lax.erf(x / jnp.array(1.4142135381698608, x.dtype)) + 1.0))
+    * jnp.array(0.5, x.dtype)
+  ),
+}
+
+
 def matched(dtype):
   """Rows: function, name of the prologue, epsilon."""
   return {
+    **{
+      f"exact_gelu_{name}": (lambda x, w, u, f=f: f(x), "exact_gelu", 0)
+      for name, f in EXACT_GELUS.items()
+    },
     "linen_rms": (linen(nn.RMSNorm(dtype=dtype)), RMS_ROWS, 1e-6),
     "linen_layer": (linen(nn.LayerNorm(dtype=dtype)), LAYER_ROWS, 1e-6),
     "linen_slow_variance": (
@@ -305,13 +375,6 @@ def matched(dtype):
       "exact_gelu",
       0,
     ),
-    "exact_gelu_by_hand": (
-      lambda x, w, u: (
-        x * 0.5 * (1.0 + lax.erf(x / jnp.sqrt(2.0).astype(x.dtype)))
-      ),
-      "exact_gelu",
-      0,
-    ),
     "exact_gelu_of_products": (
       lambda x, w, u: u * x * (lax.erf(x.dtype.type(0.5**0.5) * x) + 1) / 2,
       "exact_gelu_and_mul with up",
@@ -328,6 +391,13 @@ def matched(dtype):
       0,
     ),
   }
+
+
+def selected(w, is_positive, size=jnp.abs):
+  """Returns 0.5 + 0.5 * erf(w) as `ndtr`, with other functions of w."""
+  z = size(w)
+  tails = jnp.where(is_positive(w), 2 - lax.erfc(z), lax.erfc(z))
+  return 0.5 * jnp.where(jnp.abs(w) < 0.7, 1 + lax.erf(w), tails)
 
 
 # Rows: function, part of the reason; None if nothing is like a pattern.
@@ -419,7 +489,7 @@ NEAR = {
     lambda x, w, u: nn.Dropout(0.1, deterministic=False).apply(
       {}, llama(x, w), rngs={"dropout": jax.random.key(0)}
     ),
-    "dropout is between it and the matmul",
+    "dropout or a mask is between it and the matmul",
   ),
   "dropout_of_another": (
     lambda x, w, u: nn.Dropout(0.1, deterministic=False).apply(
@@ -450,6 +520,42 @@ NEAR = {
     lambda x, w, u: x * (1 + lax.erf(0.7 * x)) / 2,
     "it is not gelu, of erf(0.707 * x)",
   ),
+  "one_minus_erf": (
+    lambda x, w, u: 0.5 * x * (1 - lax.erf(x / ROOT)),
+    "it is not gelu, of erfc(-0.707 * x)",
+  ),
+  "quarter_of_erf": (
+    lambda x, w, u: x * (0.5 + 0.25 * lax.erf(x / ROOT)),
+    None,
+  ),
+  "cdf_of_another_scale": (
+    lambda x, w, u: x * stats.norm.cdf(x, 0, 2),
+    "the result is not gelu(gate) * up",
+  ),
+  "cdf_of_another": (
+    lambda x, w, u: x * stats.norm.cdf(u),
+    "the result is not gelu(gate) * up",
+  ),
+  "survival_function": (
+    lambda x, w, u: x * stats.norm.sf(x),
+    "the result is not gelu(gate) * up",
+  ),
+  "ndtr_with_swapped_tails": (
+    lambda x, w, u: x * selected(x / ROOT, lambda w: w < 0),
+    None,
+  ),
+  "ndtr_with_other_tails": (
+    lambda x, w, u: x * selected(x / ROOT, lambda w: w > 1),
+    None,
+  ),
+  "ndtr_of_two": (
+    lambda x, w, u: x * selected(x / ROOT, lambda w: u > 0),
+    None,
+  ),
+  "ndtr_without_sizes": (
+    lambda x, w, u: x * selected(x / ROOT, lambda w: w > 0, lambda w: w),
+    None,
+  ),
   "erfc_of_x": (
     lambda x, w, u: 0.5 * x * lax.erfc(np.float32(0.5**0.5) * x),
     "it is not gelu, of erfc(-0.707 * x)",
@@ -475,7 +581,22 @@ NEAR = {
     lambda x, w, u: jax.nn.relu(x)[:, -1:],
     "a slice is between it and the matmul",
   ),
-  "relu6": (lambda x, w, u: jax.nn.relu6(x), None),
+  "relu6": (
+    lambda x, w, u: jax.nn.relu6(x),
+    "a clip is between it and the matmul",
+  ),
+  "another_added_to_silu": (
+    lambda x, w, u: jax.nn.silu(x) + u,
+    "another value is added to it",
+  ),
+  "row_times_silu": (
+    lambda x, w, u: jax.nn.silu(x) * w,
+    "an operand has shape [1, 1, 64], not [2, 32, 64]",
+  ),
+  "row_outside_of_jit": (
+    lambda x, w, u: jax.jit(lambda x: jax.nn.silu(x * 2))(x),
+    "a jitted or checkpointed function computes one of its operands",
+  ),
   "leaky_relu": (lambda x, w, u: jax.nn.leaky_relu(x), None),
   "squared_relu": (lambda x, w, u: jnp.square(jax.nn.relu(x)), None),
   "maximum_of_two": (lambda x, w, u: jnp.maximum(x, u), None),
@@ -483,6 +604,10 @@ NEAR = {
   "relu_of_integers": (
     lambda x, w, u: jnp.maximum(x.astype(int), 0).astype(x.dtype),
     None,
+  ),
+  "transposed_factor": (
+    lambda x, w, u: jax.nn.silu(x).mT * u.mT,
+    "one of its factors is transposed, not all",
   ),
   "two_factors": (
     lambda x, w, u: jax.nn.silu(x) * u * jnp.tanh(u),
@@ -580,6 +705,26 @@ class PatternsTest(parameterized.TestCase):
         atol=tolerance,
         err_msg=name,
       )
+
+  @parameterized.parameters(jnp.float32, jnp.bfloat16, jnp.float16)
+  def test_exact_gelu_is_found_with_factors_and_biases(self, dtype):
+    forms = {
+      "exact_gelu": lambda f, x, w, u: f(x),
+      "exact_gelu with bias": lambda f, x, w, u: f(x + w),
+      "exact_gelu_and_mul with up": lambda f, x, w, u: u * f(x),
+      "exact_gelu_and_mul with up, bias": lambda f, x, w, u: (
+        f(w + x) * (u + w)
+      ),
+    }
+
+    def compared(*args):
+      for spelling, function in EXACT_GELUS.items():
+        for name, form in forms.items():
+          found = patterns.find(form(function, *args))
+          self.assertEqual((found.name, found.reason), (name, ""), spelling)
+          self.assertFalse(found.has_custom_derivative)
+
+    jax.make_jaxpr(compared)(*arrays(dtype))
 
   def test_long_computations_take_no_time(self):
     def of_many(x, w, s):
@@ -682,7 +827,216 @@ def prologues_of(function, *args):
   }
 
 
+def sharded(function, count):
+  mesh = jax.make_mesh(
+    (1,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,)
+  )
+  specs = (P("rows"), *[P()] * (count - 1))
+  return jax.shard_map(
+    function, mesh=mesh, in_specs=specs, out_specs=P("rows"), check_vma=False
+  )
+
+
+def scanned(function, x, **options):
+  return lax.scan(function, x, length=2, **options)
+
+
+def looped(function, x):
+  """Returns the result of two trips of a `while` loop."""
+  return lax.while_loop(
+    lambda c: c[0] < 2, lambda c: (c[0] + 1, function(c[1])), (0, x)
+  )[1]
+
+
+SIGN = jnp.arange(32)[:, None] % 3 - 1
+BETWEEN = "silu: separate: {} is between it and the matmul"
+WITHIN = "silu: separate: the matmul is inside {}, and silu is not"
+AROUND = "silu: separate: it is inside {}, and the matmul is not"
+FUSED = "silu: fused"
+# Rows: function of a weight [64, 64] and x [32, 64], and the lines of explain.
+OUTCOMES = {
+  "alone": (lambda w, x: jax.nn.silu(x) @ w, [FUSED]),
+  "batch_added": (lambda w, x: jax.nn.silu(x)[None] @ w, [FUSED]),
+  "batch_dropped": (lambda w, x: jax.nn.silu(x[None])[0] @ w, [FUSED]),
+  "rows_in_jit": (lambda w, x: jax.jit(jax.nn.silu)(x) @ w, [FUSED]),
+  "two_matmuls": (
+    lambda w, x: (lambda h: h @ w + h @ (2 * w))(jax.nn.silu(x)),
+    ["silu: fused; XLA also computes it for dot_general"],
+  ),
+  "also_a_result": (
+    lambda w, x: (lambda h: (h @ w, h))(jax.nn.silu(x)),
+    ["silu: fused; XLA also computes it for a result"],
+  ),
+  "cast_to_f8": (
+    lambda w, x: jax.nn.silu(x).astype(jnp.float8_e4m3fn).astype(x.dtype) @ w,
+    [BETWEEN.format("a cast")],
+  ),
+  "cast_to_integers": (
+    lambda w, x: jax.nn.silu(x).astype(int).astype(x.dtype) @ w,
+    [BETWEEN.format("a cast")],
+  ),
+  "reshape_of_features": (
+    lambda w, x: jax.nn.silu(x).reshape(-1, 32) @ w[:32],
+    [BETWEEN.format("a reshape")],
+  ),
+  "mask": (
+    lambda w, x: jnp.where(SIGN > 0, jax.nn.silu(x), 0) @ w,
+    [BETWEEN.format("dropout or a mask")],
+  ),
+  "select": (
+    lambda w, x: jnp.where(SIGN > 0, x, jax.nn.silu(x)) @ w,
+    [BETWEEN.format("a select")],
+  ),
+  "concatenate": (
+    lambda w, x: jnp.concatenate([x, jax.nn.silu(x)]) @ w,
+    [BETWEEN.format("a concatenate")],
+  ),
+  "pad": (
+    lambda w, x: jnp.pad(jax.nn.silu(x), ((0, 1), (0, 0))) @ w,
+    [BETWEEN.format("a pad")],
+  ),
+  "reversal": (
+    lambda w, x: jax.nn.silu(x)[::-1] @ w,
+    [BETWEEN.format("a reversal")],
+  ),
+  "repeat": (
+    lambda w, x: jnp.repeat(jax.nn.silu(x), 2, axis=0) @ w,
+    [BETWEEN.format("a broadcast")],
+  ),
+  "update": (
+    lambda w, x: lax.dynamic_update_slice(x, jax.nn.silu(x[:1]), (0, 0)) @ w,
+    [BETWEEN.format("an update")],
+  ),
+  "rows_set": (
+    lambda w, x: x.at[jnp.arange(3)].set(jax.nn.silu(x[:3])) @ w,
+    [BETWEEN.format("an update")],
+  ),
+  "clip": (
+    lambda w, x: jnp.clip(jax.nn.silu(x), -1, 1) @ w,
+    [BETWEEN.format("a clip")],
+  ),
+  "clamp": (
+    lambda w, x: lax.clamp(-1.0, jax.nn.silu(x), 1.0) @ w,
+    [BETWEEN.format("a clip")],
+  ),
+  "barrier": (
+    lambda w, x: lax.optimization_barrier((x, jax.nn.silu(x)))[1] @ w,
+    [BETWEEN.format("an optimization barrier")],
+  ),
+  "all_gather": (
+    lambda w, x: sharded(
+      lambda x, w: lax.all_gather(jax.nn.silu(x), "rows", tiled=True) @ w, 2
+    )(x, w),
+    [BETWEEN.format("an all-gather")],
+  ),
+  "in_checkpoint": (
+    lambda w, x: jax.checkpoint(lambda x, w: jax.nn.silu(x) @ w)(x, w),
+    [FUSED],
+  ),
+  "matmul_in_checkpoint": (
+    lambda w, x: jax.checkpoint(jnp.matmul)(jax.nn.silu(x), w),
+    [WITHIN.format("checkpoint")],
+  ),
+  "in_scan": (
+    lambda w, x: scanned(lambda c, _: (jax.nn.silu(c) @ w, 0), x),
+    [FUSED],
+  ),
+  "carry": (
+    lambda w, x: scanned(lambda c, _: (jax.nn.silu(c @ w), 0), jax.nn.silu(x))[
+      0
+    ]
+    @ w,
+    [WITHIN.format("scan"), AROUND.format("scan")],
+  ),
+  "slices_of_a_scan": (
+    lambda w, x: scanned(
+      lambda c, h: (c, h @ w), x, xs=jax.nn.silu(jnp.stack([x, x]))
+    ),
+    [WITHIN.format("scan")],
+  ),
+  "constant_of_a_scan": (
+    lambda w, x: (lambda h: scanned(lambda c, _: (c, h @ w), x))(
+      jax.nn.silu(x)
+    ),
+    [WITHIN.format("scan")],
+  ),
+  "in_while": (lambda w, x: looped(lambda c: jax.nn.silu(c) @ w, x), [FUSED]),
+  "carry_of_while": (
+    lambda w, x: looped(lambda c: jax.nn.silu(c @ w), jax.nn.silu(x)) @ w,
+    [WITHIN.format("while"), AROUND.format("while")],
+  ),
+  "in_cond": (
+    lambda w, x: lax.cond(
+      x[0, 0] > 0, lambda x: jax.nn.silu(x) @ w, lambda x: x, x
+    ),
+    [FUSED],
+  ),
+  "matmul_in_cond": (
+    lambda w, x: lax.cond(
+      x[0, 0] > 0, lambda h: h @ w, lambda h: h, jax.nn.silu(x)
+    ),
+    [WITHIN.format("cond")],
+  ),
+  "silu_in_cond": (
+    lambda w, x: lax.cond(x[0, 0] > 0, jax.nn.silu, lambda x: x, x) @ w,
+    [AROUND.format("cond")],
+  ),
+  "in_shard_map": (
+    lambda w, x: sharded(lambda x, w: jax.nn.silu(x) @ w, 2)(x, w),
+    [FUSED],
+  ),
+  "matmul_in_shard_map": (
+    lambda w, x: sharded(jnp.matmul, 2)(jax.nn.silu(x), w),
+    [WITHIN.format("shard_map")],
+  ),
+  "silu_in_shard_map": (
+    lambda w, x: sharded(jax.nn.silu, 1)(x) @ w,
+    [AROUND.format("shard_map")],
+  ),
+  "of_last_columns": (
+    lambda w, x: jax.vmap(lambda x: jax.nn.silu(x) @ w, in_axes=1)(x[:, None]),
+    [FUSED],
+  ),
+}
+
+
 class FusedMatmulsTest(parameterized.TestCase):
+  @parameterized.parameters(*OUTCOMES)
+  def test_explain_names_the_reason(self, name):
+    function, wanted = OUTCOMES[name]
+    chains = jp.explain(fused(function), normal(SIZE, SIZE), normal(32, SIZE))
+    found = [f"{c.name}: {c.outcome}" for c in chains.chains]
+    self.assertEqual(found, wanted)
+
+  @parameterized.parameters(
+    *("alone", "batch_added", "clip", "carry", "matmul_in_cond"),
+    *("silu_in_cond", "matmul_in_shard_map", "silu_in_shard_map"),
+  )
+  def test_explain_of_accept_quantized_names_the_reason(self, name):
+    function, wanted = OUTCOMES[name]
+    stored, _ = jp.quantize_params(
+      {"w": normal(SIZE, SIZE)}, "mxfp8", where=lambda p: 0
+    )
+    accepted = jp.accept_quantized(
+      lambda p, x: function(p["w"], x),
+      activations="mxfp8",
+      fuse_activations=True,
+    )
+    chains = jp.explain(accepted, stored, normal(32, SIZE)).chains
+    found = [f"{c.name}: {c.outcome}" for c in chains]
+    self.assertEqual(found, wanted)
+
+  def test_reshaped_rows_have_the_bits_of_producers(self):
+    w, x = normal(SIZE, 32), normal(32, SIZE)
+    w_q = jp.quantize(w.T, "mxfp8")
+    wanted = jp.linear(jp.nn.silu(x, out_format="mxfp8"), w_q)
+    for function in (
+      lambda w, x: (jax.nn.silu(x)[None] @ w)[0],
+      lambda w, x: jax.nn.silu(x[None])[0] @ w,
+      lambda w, x: (jax.nn.silu(x)[:, None] @ w)[:, 0],
+    ):
+      np.testing.assert_array_equal(fused(function)(w, x), wanted)
+
   @parameterized.parameters(jnp.float32, jnp.bfloat16)
   def test_result_has_the_bits_of_producers(self, dtype):
     params, x = block_params(dtype), normal(*SHAPE, dtype=dtype)

@@ -328,6 +328,8 @@ class _Watcher:
     """Returns a maker of the watcher of a function that an operation calls."""
     is_rule = calls.is_rule_of_tangents(operation, index)
     origins = [] if is_rule else origins
+    args = [] if is_rule else operation.args
+    outside = patterns.find_outside(operation.name, args)
     scopes = sites.scope_names()
 
     def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
@@ -336,6 +338,7 @@ class _Watcher:
       for x, origin in zip(own, origins, strict=False):
         self._origins.add(x, origin)
       inside = dots.nested(scopes, operation.name)
+      inside.outside.put_all(own, outside)
       return _Watcher(inside, self._origins, self._seen, is_rule=is_rule)
 
     return make

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from jaxplugin.jaxext import jax_private, linear_calls, mesh_axes
+from jaxplugin.jaxext import jax_private, linear_calls, mesh_axes, tangents
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.quantization import prologues
 
@@ -201,19 +201,58 @@ def call_of(g: Any) -> prologues.PrologueCall | None:
 def _call_of_all(
   function: linear_calls.Linear, arrays: Arrays
 ) -> prologues.PrologueCall | None:
-  """Returns the call of a gradient, or of `vmap`s of one; or None.
+  """Returns the call of a gradient, or of `vmap`s of one; or None."""
+  linear, *constants = arrays
+  function, is_by_first = _without_vmaps(function)
+  if not isinstance(function, _Gradient) or not is_by_first:
+    return None
+  return function.call([linear], constants)
+
+
+def _without_vmaps(
+  function: linear_calls.Linear,
+) -> tuple[linear_calls.Linear, bool]:
+  """Returns a gradient inside of `vmap`s, and whether they map as it requires.
 
   Each `vmap` must map the first dimension of all arrays except the bias.
   """
-  linear, *constants = arrays
   mapped = []
   while isinstance(function, linear_calls.Mapped):
     mapped.append((*function.linear_dims, *function.constant_dims))
     function = function.function
   if not isinstance(function, _Gradient):
-    return None
+    return function, False
   names = ("cotangent", "x", *function.prologue.operands[:-1])
   dims = tuple(None if name == "bias" else 0 for name in names)
-  if any(each != dims for each in mapped):
-    return None
-  return function.call([linear], constants)
+  return function, all(each == dims for each in mapped)
+
+
+def separate_gradient(eqn: Any, jaxpr: Any) -> tuple[str, str]:
+  """Returns the gradient that an operation computes, and why it is separate.
+
+  Both are "" for another operation, and for a gradient that a matmul computes
+  as it quantizes.
+
+  Args:
+    eqn: an operation.
+    jaxpr: contains it, and has no dead code.
+  """
+  if eqn.primitive is not linear_calls.linear_call_p:
+    return "", ""
+  function, is_by_first = _without_vmaps(eqn.params["function"])
+  (result,) = eqn.outvars
+  users = [
+    e.primitive for e in jaxpr.eqns if any(v is result for v in e.invars)
+  ]
+  others = {p.name: None for p in users if p not in tangents.GUARDS}
+  # With a prologue, a matmul's only use of the gradient is this guard.
+  is_fused = tangents.derivative_guard_p in users
+  if not isinstance(function, _Gradient) or not others or is_fused:
+    return "", ""
+  if not is_by_first:
+    reason = "jax.vmap maps another dimension than the first"
+  elif tangents.without_derivative_p in users:  # which the matmul reads
+    reason = f"{' and '.join(others)} also needs its floats"
+  else:
+    reason = f"{' and '.join(others)} is between it and the matmul"
+  return str(function.prologue), reason

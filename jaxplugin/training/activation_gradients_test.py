@@ -353,6 +353,66 @@ class FusedGradientsTest(parameterized.TestCase):
     step = jax.grad(loss_of(fused(gated_mlp, recipe)))
     self.assertEmpty(found(step, params, x))
 
+  @parameterized.parameters(0, 1)
+  def test_vmap_of_the_second_matmul_has_the_gradients_without(self, axis):
+    params, x = arrays()
+    x = jnp.stack([x[0]] * 32, axis)
+
+    def mapped(params, x):
+      rest = lambda gate, up: (jax.nn.silu(gate) * up) @ params["down"]
+      gate, up = x @ params["gate"], x @ params["up"]
+      return jax.vmap(rest, axis, axis)(gate, up)
+
+    recipe = dataclasses.replace(
+      jp.training.MXFP8_RECIPE,
+      grad_format=None,
+      quantize_dgrad=False,
+      quantize_wgrad=False,
+    )
+    step = jax.grad(loss_of(fused(mapped)), (0, 1))
+    self.assertLen(found(step, params, x), 0 if axis else 2)
+    gradients = (
+      jax.jit(jax.grad(loss_of(fused(fn, recipe)), (0, 1)))(params, x)
+      for fn in (mapped, gated_mlp)
+    )
+    for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):
+      largest = abs(np.asarray(b)).max()
+      np.testing.assert_allclose(a, b, rtol=0, atol=2.0**-18 * largest)
+
+  def test_explain_names_why_a_gradient_is_separate(self):
+    silu = jax.nn.silu
+
+    def second(params, gate, axis):
+      return jax.vmap(lambda h: silu(h) @ params["down"], axis)(gate)
+
+    def lines(fn):
+      params, x = arrays()
+      x = jnp.stack([x[0]] * 32)
+      params["bias"] = params["down"][:, 0]
+      chains = jp.explain(jax.grad(loss_of(fused(fn))), params, x).chains
+      return [f"{c.name}: {c.outcome}" for c in chains if "grad" in c.name]
+
+    rows = {
+      "fused": (lambda p, x: silu(x @ p["gate"]) @ p["down"], []),
+      "mapped": (lambda p, x: second(p, x @ p["gate"], 0), []),
+      "last": (
+        lambda p, x: second(p, x @ p["gate"], 1),
+        ["jax.vmap maps another dimension than the first"],
+      ),
+      "bias": (
+        lambda p, x: silu(x @ p["gate"] + p["bias"]) @ p["down"],
+        ["reduce_sum also needs its floats"],
+      ),
+      "sum": (
+        lambda p, x: (lambda h: silu(h) @ p["down"] + h.sum())(x @ p["gate"]),
+        ["add_any is between it and the matmul"],
+      ),
+    }
+    for name, (fn, reasons) in rows.items():
+      with self.subTest(name):
+        wanted = [f"gradient of silu: separate: {x}" for x in reasons]
+        self.assertEqual(lines(fn), wanted)
+
   def test_gradients_under_vmap_have_the_bits_of_those_without(self):
     params, x = arrays()
     each = functools.partial(jax.tree.map, lambda a: jnp.stack([a, a]))

@@ -31,12 +31,6 @@ OTHER_LAYOUT: Final = "the matmul needs its dimensions in another order"
 
 # (m, k) x (groups, n, k) -> (m, n). rhs has the groups as a batch dimension.
 _FORWARD: Final = (((1,), (2,)), ((), (0,)))
-_DIMS: Final = derivatives.GradientDims(
-  dgrad=(((1,), (1,)), ((), (0,))),
-  wgrad=(((0,), (0,)), ((), ())),
-  lhs_order=(0, 1),
-  rhs_order=(0, 1, 2),
-)
 # Those of `jp.ragged_dot`.
 _NUMBERS: Final = jax.lax.RaggedDotDimensionNumbers(
   (((1,), (2,)), ((), ())), (0,), (0,)
@@ -73,8 +67,7 @@ def ragged_dot_general(
   Args:
     lhs: f32, bf16 or f16 [m, k], rows sorted by group.
     rhs: f32, bf16 or f16 [groups, n, k], or the `QuantizedOperand` of
-      `jp.quantize_operand(rhs, recipe, contracting=2, batch=0)`. Copies in
-      another order are transposed.
+      `jp.quantize_operand(rhs, recipe, contracting=2, batch=0)`.
     group_sizes: integers [groups], see `jp.ragged_dot`.
     ragged_dot_dimension_numbers: for other orders of dimensions. The ragged
       dimension must not be contracted.
@@ -118,20 +111,12 @@ def ragged_dot_general(
         " under a recipe, which uses that contraction only for the gradients"
         " of weights; for quantized arrays call jaxplugin.ragged_dot_general"
       )
-    if quantized_operand.is_operand(given[1]):
-      group, _, contracting = order.rhs
-      quantized_operand.require_dims(
-        sides.who(), "rhs", given[1], (contracting,), (group,)
-      )
-      if order.rhs != (0, 1, 2):
-        given = given[0], given[1].transposed(order.rhs)
-    lhs, weights = order.transposed(lhs, rhs)
+    lhs = lhs.transpose(order.lhs)
+    group, _, contracting = order.rhs
     group_sizes = dot_arguments.integers("group_sizes", group_sizes)
-    calls.validate_groups(group_sizes, weights.shape[0])
+    calls.validate_groups(group_sizes, rhs.shape[group])
     if preferred_element_type is None:
-      preferred_element_type = dot_arguments.product_dtype(
-        lhs.dtype, weights.dtype
-      )
+      preferred_element_type = dot_arguments.product_dtype(lhs.dtype, rhs.dtype)
     dtype = dot_arguments.result_dtype(preferred_element_type)
     scheme = products.Scheme(
       recipe=recipe,
@@ -141,12 +126,17 @@ def ragged_dot_general(
       reduce_dtype=dot_arguments.parts_dtype(reduce_dtype),
     )
     key_data, key_impl = products.data_of_key(scheme, key)
-    setting = _Setting(scheme=scheme, dtype=dtype, key_impl=key_impl)
+    setting = _Setting(
+      scheme=scheme,
+      numbers=(((1,), (contracting,)), ((), (group,))),
+      dtype=dtype,
+      key_impl=key_impl,
+    )
     sizes = groups.sizes_within(group_sizes, lhs.shape[0])
-    held = quantized_operand.taken(given, (lhs, weights), setting)
+    held = quantized_operand.taken(given, (lhs, rhs), setting)
     leaves, tree = jax.tree.flatten((key_data, sizes, held))
     # Outside of the custom derivative: see `QuantizedDotGeneral.__call__`.
-    arrays = jax_private.vary_alike([lhs, weights, *leaves])
+    arrays = jax_private.vary_alike([lhs, rhs, *leaves])
 
     def product(
       lhs: jax.Array, rhs: jax.Array, *leaves: jax.Array
@@ -155,7 +145,9 @@ def ragged_dot_general(
       return gradients.quantized_dot(setting, lhs, rhs, key_data, sizes, held)
 
     sharding = sharding_lib.result_sharding(
-      calls.plain(arrays[0], arrays[1], sizes, contracting=2),
+      calls.plain(
+        arrays[0], arrays[1].transpose(order.rhs), sizes, contracting=2
+      ),
       out_sharding,
     )
     return mesh_axes.automatic(product, sharding)(*arrays)
@@ -190,6 +182,13 @@ def _unless_quantized(lhs: Any) -> Any:
       f" quantizes each group separately, got {lhs!r}; pass lhs.primal"
     )
   return lhs
+
+
+def _order_of(numbers: sides.DimensionNumbers) -> tuple[int, int, int]:
+  """Returns the dimensions of rhs: groups, columns and contracted ones."""
+  (_, (contracting,)), (_, (group,)) = numbers
+  (column,) = {0, 1, 2} - {contracting, group}
+  return group, column, contracting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -252,11 +251,25 @@ class _Product(products.Product):
       if self.is_contraction:
         sizes = blocking.round_up(sizes, self.lhs.multiple)
         return general.contract(lhs, rhs, sizes, **dtypes)
-      if self.rhs.dims == (1,):  # dgrad; kernels have blocks last
-        rhs = rhs.transpose((0, 2, 1))
+      rhs = rhs.transpose(_order_of(self.numbers))  # kernels have blocks last
       return ragged_api.product(
         lhs, rhs, sizes, implementation=scheme.implementation, **dtypes
       )
+
+  def gradient(
+    self,
+    g: Any,
+    other: Any,
+    dtype: Any,
+    scheme: products.Scheme,
+    sizes: Any,
+    order: tuple[int, ...],
+  ) -> jax.Array:
+    if order == (0, 2, 1):
+      return self._from_the_right(order).multiply(
+        other, g, dtype, scheme, sizes
+      )
+    return self.multiply(g, other, dtype, scheme, sizes).transpose(order)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -271,10 +284,17 @@ class _Setting(products.Setting):
   def gradient_dims(
     self, lhs: jax.Array, rhs: jax.Array
   ) -> derivatives.GradientDims:
-    return _DIMS
+    group, n, _ = order = _order_of(self.numbers)
+    return derivatives.GradientDims(
+      dgrad=(((1,), (n,)), ((), (group,))),
+      wgrad=(((0,), (0,)), ((), ())),
+      lhs_order=(0, 1),
+      rhs_order=tuple(order.index(d) for d in range(3)),
+    )
 
   def shape(self, lhs: Any, rhs: Any) -> tuple[Any, ...]:
-    return lhs.shape[0], rhs.shape[1]
+    _, n, _ = _order_of(self.numbers)
+    return lhs.shape[0], rhs.shape[n]
 
   def plain_dot(
     self,
@@ -288,18 +308,19 @@ class _Setting(products.Setting):
     out_sharding: NamedSharding | None = None,
   ) -> jax.Array:
     del out_sharding
-    (_, rhs_contracting), _ = numbers
     options = {
       "preferred_element_type": np.dtype(dtype),
       "reduce_dtype": self.scheme.reduce_dtype or np.dtype(dtype),
     }
     call: calls.Call
-    if rhs_contracting == (0,):
+    if rhs.ndim == 2:
       if product is not None:
         sizes = blocking.round_up(sizes, product.lhs.multiple)
       call = calls.plain_contraction(lhs, rhs, sizes, **options)
     else:
-      (dim,) = rhs_contracting
-      call = calls.plain(lhs, rhs, sizes, dim, **options)
+      order = _order_of(self.numbers)
+      ((_, (dim,)), _) = numbers
+      rhs = rhs.transpose(order)
+      call = calls.plain(lhs, rhs, sizes, order.index(dim), **options)
     call = call.vary_alike()
     return primitive.bind(call)

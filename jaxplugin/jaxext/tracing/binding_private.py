@@ -360,6 +360,22 @@ def mapped_as(x: Any, value: Any) -> Any:
   return mapped_as(inner, value) if isinstance(inner, core.Tracer) else value
 
 
+def mapped_inside(x: Any, value: Any) -> Any:
+  """Returns a value as one in those `vmap`s of x that are inside of its own.
+
+  Below all transformations it has the shape of x, and the same mapped
+  dimensions.
+  """
+  if not isinstance(x, core.Tracer) or x._trace is getattr(
+    value, "_trace", None
+  ):
+    return value
+  inner = mapped_inside(_inner(x), value)
+  if isinstance(x, batching.BatchTracer):
+    return batching.BatchTracer(x._trace, inner, x.batch_dim)
+  return inner
+
+
 def maker(x: Any) -> tuple[Any, Any] | None:
   """Returns the operation that computed a traced value.
 
