@@ -27,6 +27,7 @@ from jax import lax
 from jax.experimental import checkify
 
 import jaxplugin as jp
+from jaxplugin.core import formats
 from jaxplugin.training import products
 
 
@@ -740,6 +741,17 @@ class ModesTest(parameterized.TestCase):
     args = jax.tree.map(jnp.asarray, arguments(entry))
     with configured(**STRICT):
       jax.jit(lambda *args: entry.run(*args)).lower(*args)
+
+  @parameterized.parameters(*formats.NAMED)
+  def test_refusing_modes_take_each_format(self, format):
+    x, w = jnp.ones((M, 128)), jnp.ones((128, 128))
+
+    def function(x, w):
+      first, last = (jp.quantize(w, format, axis=axis) for axis in (0, 1))
+      return first.dequantize(), jp.linear(x, last)
+
+    with configured(**STRICT):
+      jax.jit(function).trace(x, w)
 
   @parameterized.named_parameters(named(TRACED))
   @pytest.mark.sample(2)

@@ -44,6 +44,16 @@ _PARTS: Final = {
   "down": ("ffn_down",),
 }
 _NORMS: Final = {"attention_norm": "attn_norm", "mlp_norm": "ffn_norm"}
+# Keys of the metadata that a file must have.
+_KEYS: Final = frozenset(
+  {
+    *("llama.attention.head_count", "llama.attention.head_count_kv"),
+    *("llama.attention.layer_norm_rms_epsilon", "llama.block_count"),
+    *("llama.embedding_length", "llama.feed_forward_length"),
+    *("llama.rope.freq_base", "tokenizer.ggml.merges"),
+    *("tokenizer.ggml.token_type", "tokenizer.ggml.tokens"),
+  }
+)
 
 
 class MissingError(ModuleNotFoundError):
@@ -117,14 +127,18 @@ def load(path: pathlib.Path | None = None) -> Checkpoint:
 
   Raises:
     MissingError: If a package is not installed.
-    ValueError: If the file has another model.
+    ValueError: If the file has another model, or lacks a key or a tensor.
   """
   path = find() if path is None else path
   _require("tokenizers")
   fields = gguf_metadata.read(path)
   architecture = fields.get("general.architecture")
-  if architecture != "llama" or END not in fields["tokenizer.ggml.tokens"]:
+  if architecture != "llama":
     raise _other_model(path, f"architecture {architecture!r}")
+  if missing := sorted(_KEYS - set(fields)):
+    raise _other_model(path, f"no key {', '.join(missing)}")
+  if END not in fields["tokenizer.ggml.tokens"]:
+    raise _other_model(path, "no such token")
   width = fields["llama.embedding_length"]
   heads = fields["llama.attention.head_count"]
   config = decoder.Config(
@@ -154,6 +168,8 @@ def _params(config: decoder.Config, path: pathlib.Path) -> decoder.Params:
     # For example biases, or factors of the rotation: without them the model
     # would give other answers.
     raise _other_model(path, f"the tensors {', '.join(others[:3])}")
+  if missing := sorted(names - set(tensors)):
+    raise _other_model(path, f"no tensors {', '.join(missing[:3])}")
 
   def part(name: str) -> Any:
     w = tensors[f"{name}.weight"]

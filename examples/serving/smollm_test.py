@@ -21,7 +21,16 @@ MAX_MEMORY = 1.15
 
 
 def write(
-  path, *, layers=2, width=64, hidden=96, arch="llama", others=(), value="Q4_1"
+  path,
+  *,
+  layers=2,
+  width=64,
+  hidden=96,
+  arch="llama",
+  others=(),
+  value="Q4_1",
+  words=WORDS,
+  has_last_norm=True,
 ):
   """Writes a model of random numbers, and returns them in f32 by name."""
   writer = gguf.GGUFWriter(path, arch)
@@ -32,7 +41,8 @@ def write(
   writer.add_feed_forward_length(hidden)
   writer.add_rope_freq_base(1e4)
   writer.add_layer_norm_rms_eps(1e-5)
-  writer.add_token_list(WORDS)
+  if words:
+    writer.add_token_list(words)
   writer.add_token_merges(["a b"])
   writer.add_token_types([3, 3, 1, 1, 1, 1, 1, 1, 1])
   rng = np.random.default_rng(0)
@@ -50,7 +60,8 @@ def write(
 
   q4, q8 = (gguf.GGMLQuantizationType[x] for x in ("Q4_1", "Q8_0"))
   matrix("token_embd.weight", len(WORDS), width, q8)
-  norm("output_norm.weight")
+  if has_last_norm:
+    norm("output_norm.weight")
   for i in range(layers):
     for name in ("attn_q", "attn_output"):
       matrix(f"blk.{i}.{name}.weight", width, width, q4)
@@ -159,6 +170,18 @@ class LoadTest(absltest.TestCase):
       write(path, arch="qwen2")
       with self.assertRaisesRegex(ValueError, "got .*architecture 'qwen2'"):
         smollm.load(path)
+
+  def test_a_file_without_a_needed_part_is_refused(self):
+    with tempfile.TemporaryDirectory() as folder:
+      path = pathlib.Path(folder) / "model.gguf"
+      for options, message in (
+        ({"words": ()}, r"with no key tokenizer\.ggml\.tokens\. Read"),
+        ({"words": ["end", *WORDS[2:], "c", "d"]}, "with no such token"),
+        ({"has_last_norm": False}, r"with no tensors output_norm\.weight"),
+      ):
+        write(path, **options)
+        with self.assertRaisesRegex(ValueError, message):
+          smollm.load(path)
 
 
 class MetadataTest(absltest.TestCase):

@@ -558,8 +558,8 @@ def sizes_remedy(
     widths = [(0, 0)] * len(plain.shape)
     widths[dim] = (0, wanted - size)
     return (
-      f"; {other} was padded with zeros to whole blocks, as by"
-      f" quantize(pad=True): pad {name} too, with jnp.pad({name}, {widths})"
+      f"; if {other} was padded with zeros to whole blocks, as by"
+      f" quantize(pad=True), pad {name} too: jnp.pad({name}, {widths})"
     )
   others = [size for d, size in enumerate(rhs.shape) if d != dims[1]]
   if transposed and lhs.shape[dims[0]] in others:

@@ -109,7 +109,7 @@ class LinearTest(parameterized.TestCase):
     ),
     (
       *((2, 40), (N, 64), 1),
-      r"w_q was padded .*pad x too, .*jnp\.pad\(x, \[\(0, 0\), \(0, 24\)\]\)",
+      r"if w_q was padded .*pad x too: jnp\.pad\(x, \[\(0, 0\), \(0, 24\)\]\)",
     ),
     ((2, K), None, None, "linear: lhs or rhs must be quantized"),
   )

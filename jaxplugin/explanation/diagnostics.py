@@ -262,6 +262,7 @@ def _explain_site(decided: sites_lib.DecidedSite) -> report.ExplainedSite:
     parameter=site.parameter,
     is_taken=site.recipe is not None,
     reason=site.reason,
+    note=decided.note,
   )
 
 

@@ -132,6 +132,7 @@ class ExplainedSite(program.Place):
     parameter: path of the weight in the argument; "" if not known.
     is_taken: whether it is quantized.
     reason: why it stays unquantized; "" if it does not.
+    note: why a gradient does not run it; "" if it does.
   """
 
   description: str
@@ -139,6 +140,16 @@ class ExplainedSite(program.Place):
   parameter: str = ""
   is_taken: bool
   reason: str = ""
+  note: str = ""
+
+  @property
+  def outcome(self) -> str:
+    """One line: whether it is quantized, and why not."""
+    if not self.is_taken:
+      return f"left: {self.reason}"
+    weight = f", {self.weight} is the weight" if self.weight else ""
+    note = f"; but {self.note}" if self.note else ""
+    return f"taken{weight}{note}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -405,9 +416,7 @@ class Explanation(Sequence):
     total = sum(site.count for site in self.sites)
     yield f"quantize_dots took {taken} of {total} matmuls:"
     for site in self.sites:
-      weight = f", {site.weight} is the weight" if site.weight else ""
-      line = f"taken{weight}" if site.is_taken else f"left: {site.reason}"
-      yield from _section(" ", site, site.description, [line])
+      yield from _section(" ", site, site.description, [site.outcome])
 
   def _products(self) -> list[Explained]:
     return [dot for dot in self.dots if dot.problem is not None or not dot.call]

@@ -154,7 +154,7 @@ def _nearest_entries(
   unit = jnp.where(scale > 2.0**64, jnp.float32(2.0**-64), jnp.float32(1))
   inverse = codes.divide(jnp.where(scale == 0, jnp.float32(0), 1), scale * unit)
   quotient = (blocks * unit) * inverse
-  order = np.argsort(entries, stable=True)
+  order = np.argsort(entries, stable=True).astype(np.int32)
   ordered = entries[order]
   code = jnp.full_like(quotient, order[0], jnp.int32)
   # The midpoints ascend, so the last one below the quotient decides.

@@ -236,7 +236,7 @@ class ErrorsTest(parameterized.TestCase):
     swapped = jp.quantize(np.ones((3, _K, 32), np.float32), jp.MXFP8)
     self._check(t, "quantize jnp.swapaxes.weights, 1, 2", x, swapped, _SIZES)
     padded = jp.quantize(np.ones((3, 32, 40), np.float32), jp.MXFP8, pad=True)
-    self._check(t, "pad lhs too, with jnp.pad", x[:, :40], padded, _SIZES)
+    self._check(t, "pad lhs too: jnp.pad", x[:, :40], padded, _SIZES)
     self._check(
       t,
       r"group_sizes must be integers, got float\d+\[3\]; .*astype",

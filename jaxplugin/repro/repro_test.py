@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import parameterized
+from jax.extend import core as extend_core
+from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -297,7 +299,7 @@ class SaveTest(ReproTestCase):
   @parameterized.parameters(
     (lambda x: x + 1, {}, ValueError, "must have a block-scaled call"),
     (lambda x: jax.debug.print("{}", jp.quantize(x, "mxfp8").scale[0]), {},
-      NotImplementedError, "must not call Python"),
+      NotImplementedError, "must not have effects, .*DebugEffect"),
     (lambda x: jp.quantize(x, "mxfp8"), {"data": True}, ValueError,
       "data=True needs arrays"),
     (jp.quantize, {"data": 1}, TypeError, "data must be True or False, got 1"),
@@ -341,7 +343,21 @@ class SaveTest(ReproTestCase):
     with_vjp.defvjp(lambda x: (dot(x), None), lambda _, g: (g,))
     with_vmap = jax.custom_batching.custom_vmap(dot)
     with_vmap.def_vmap(lambda size, batched, x: (jax.vmap(dot)(x), True))
+
+    def solve(x):
+      solve = lambda matvec, b: dot(b) / 2
+      return jax.lax.custom_linear_solve(dot, x, solve, symmetric=True)
+
+    def composite(x):
+      leaves, tree = jax.tree.flatten(WEIGHTS[0])
+      dot = lambda x, *leaves: jp.linear(x, jax.tree.unflatten(tree, leaves))
+      return jax.lax.composite(dot, "my.dot")(x, *leaves)
+
+    linear_call = jax.custom_derivatives.linear_call
     for f in (
+      solve,
+      composite,
+      lambda x: linear_call(lambda _, x: dot(x), lambda _, g: g, (), x),
       *(jax.jit(dot), jax.checkpoint(dot), with_vjp, with_vmap),
       jax.grad(lambda x: jax.checkpoint(dot)(x).sum()),
       lambda x: jax.jvp(dot, [x], [x])[1],
@@ -370,6 +386,40 @@ class SaveTest(ReproTestCase):
     with planted("dot", lambda x, _: x.at[0, 0].add(1), is_meant):
       found = jp.repro.replay(self.path)
     self.assertEqual([x.is_wrong for x in found.calls], [True, True])
+
+  def test_no_tracer_leaks(self):
+    def function(x):
+      step = lambda h, _: (jnp.tanh(jp.linear(h, WEIGHTS[0])), None)
+      return jax.lax.scan(step, x, length=2)[0]
+
+    with jax.checking_leaks():
+      jp.repro.save(self.path, function, X)
+    self.assertIsNone(jp.repro.replay(self.path).first_wrong)
+
+  def test_condition_of_a_loop_is_saved(self):
+    def function(x):
+      goes_on = lambda x: jp.linear(x, WEIGHTS[0])[0, 0] > 1e6
+      return jax.lax.while_loop(goes_on, lambda x: x + 1, x)
+
+    jp.repro.save(self.path, function, X)
+    found = jp.repro.replay(self.path)
+    self.assertLen(found.calls, 1)
+    self.assertIsNone(found.first_wrong, str(found))
+
+  def test_calls_that_are_not_found_are_refused(self):
+    dot = lambda x: jp.linear(x, WEIGHTS[0])
+
+    def function(x):
+      return unknown_p.bind(x, jaxpr=jax.make_jaxpr(dot)(x))
+
+    unknown_p = extend_core.Primitive("unknown")
+    unknown_p.def_abstract_eval(lambda x, jaxpr: jaxpr.out_avals[0])
+    evaluated = lambda x, jaxpr: extend_core.jaxpr_as_fun(jaxpr)(x)
+    mlir.register_lowering(unknown_p, mlir.lower_fun(evaluated, True))
+    with self.assertRaisesRegex(
+      NotImplementedError, "save: fn must have no .* inside unknown"
+    ):
+      jp.repro.save(self.path, function, X)
 
 
 class FusedTest(ReproTestCase):

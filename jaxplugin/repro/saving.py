@@ -64,7 +64,8 @@ def save(
   Raises:
     TypeError: If an argument has a wrong type.
     ValueError: If `fn` has no block-scaled call, or `data` needs an array.
-    NotImplementedError: If `fn` calls Python when it runs, or cannot be
+    NotImplementedError: If `fn` has effects (it calls Python when it runs, or
+      writes to a `jax.Ref`), has a call that is not found, or cannot be
       exported.
     OSError: If the file cannot be written.
 
@@ -114,9 +115,9 @@ def _repro(
   closed, arrays, paths = _traced(fn, args, kwargs)
   if closed.effects:
     raise NotImplementedError(
-      "save: fn must not call Python when it runs, got the effects"
-      f" {', '.join(map(str, closed.effects))}. Remove jax.debug.print,"
-      " callbacks and jp.debug_checks"
+      "save: fn must not have effects, such as calls of Python when it runs,"
+      f" got {', '.join(sorted(map(_name_of_type, closed.effects)))}. Remove"
+      " jax.debug.print, callbacks, jp.debug_checks and references"
     )
   if data and not all(hasattr(x, "__array__") for x in arrays):
     raise ValueError(
@@ -142,8 +143,9 @@ def _repro(
   taps: list[tapping.Tap] = []
 
   def by_xla(*flat: Any) -> Any:
-    results, taps[:] = evaluated(flat, is_reference=True)
-    return results, [tap.operands for tap in taps]
+    results, found = evaluated(flat, is_reference=True)
+    taps[:] = [tap.typed() for tap in found]
+    return results, [tap.operands for tap in found]
 
   arrays = [*map(_data_of_key, constants), *arrays]
   paths = [*("constant",) * len(constants), *paths]
@@ -185,6 +187,10 @@ def _repro(
     reference=reference,
     environment=repro_files.environment(target),
   )
+
+
+def _name_of_type(x: Any) -> str:
+  return type(x).__name__
 
 
 def _traced(

@@ -44,7 +44,8 @@ PRIMITIVES: Final = {
   )
 }
 _CALLS: Final = program.CALLS | {
-  *("custom_vmap_call", "remat_opt", linear_calls.linear_call_p.name)
+  *("custom_vmap_call", "remat_opt", "composite", "linear_call"),
+  linear_calls.linear_call_p.name,
 }
 _FORMS: Final = alternatives.kernel_or_operations_p.name
 # Without effect on numbers, and for the devices of the original program.
@@ -71,6 +72,11 @@ class Tap:
   operands: list[Any]
   loops: tuple[int, ...]
   is_layer: bool = False
+
+  def typed(self) -> Tap:
+    """Returns the tap with types instead of operands, which may be tracers."""
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.operands]
+    return dataclasses.replace(self, operands=types)
 
   def outside(self, operands: Sequence[Any], more: Sequence[int]) -> Tap:
     """Returns the tap with the operands outside of a loop."""
@@ -137,6 +143,12 @@ def _used(jaxpr: Any, outvars: Sequence[Any]) -> list[Any]:
   return found[::-1]
 
 
+def _has_calls(jaxpr: Any) -> bool:
+  """Returns whether a jaxpr has a call of this package, at any depth."""
+  primitives = PRIMITIVES.values()
+  return any(x.eqn.primitive in primitives for x in program.operations(jaxpr))
+
+
 def _closed(jaxpr: Any) -> Any:
   is_closed = isinstance(jaxpr, extend_core.ClosedJaxpr)
   return jaxpr if is_closed else extend_core.ClosedJaxpr(jaxpr, ())
@@ -155,8 +167,9 @@ class _Body:
     self._taps: list[Tap] = []
 
     def function(*args: Any) -> list[Any]:
-      results, self._taps[:] = evaluation.run(jaxpr, args)
-      return [*results, *(x for tap in self._taps for x in tap.operands)]
+      results, taps = evaluation.run(jaxpr, args)
+      self._taps[:] = [tap.typed() for tap in taps]
+      return [*results, *(x for tap in taps for x in tap.operands)]
 
     closed = binding_private.traced(function, jaxpr.in_avals)
     self._function = extend_core.jaxpr_as_fun(closed)
@@ -281,9 +294,15 @@ class Evaluation:
       "while": self._while,
       "cond": self._cond,
       "shard_map": self._shard_map,
+      "custom_linear_solve": self._linear_solve,
     }
     if name in control:
       return control[name](eqn, args)
+    if self.is_reference and any(map(_has_calls, program.sub_jaxprs(eqn))):
+      raise NotImplementedError(
+        f"save: fn must have no block-scaled call inside {name}, which save"
+        " does not evaluate, got one. Save the function that is called there"
+      )
     return binding_private.bind(eqn, args, params), []
 
   def _forms(self, eqn: Any, args: list[Any]) -> _Results:
@@ -342,7 +361,10 @@ class Evaluation:
     return [*carry, *ys], body.taps(operands, 1)
 
   def _while(self, eqn: Any, args: list[Any]) -> _Results:
-    """Returns the taps of the last trip; zeros without trips."""
+    """Returns the taps of the last trip and of the last condition.
+
+    Those of the body are zeros without trips.
+    """
     params = eqn.params
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts, rest = args[:num_cond], args[num_cond:]
@@ -357,7 +379,16 @@ class Evaluation:
       lambda state: body(*consts, *state[0]),
       (carry, _zeros(body.types)),
     )
-    return results, body.taps(operands)
+    _, taps = self.run(params["cond_jaxpr"], [*cond_consts, *results])
+    return results, [*body.taps(operands), *taps]
+
+  def _linear_solve(self, eqn: Any, args: list[Any]) -> _Results:
+    """Returns the results and taps of the solver, the only part that runs."""
+    lengths = eqn.params["const_lengths"]
+    first = lengths.matvec + lengths.vecmat
+    right = sum(lengths)
+    given = [*args[first : first + lengths.solve], *args[right:]]
+    return self.run(eqn.params["jaxprs"].solve, given)
 
   def _cond(self, eqn: Any, args: list[Any]) -> _Results:
     """Returns the taps of all branches; zeros of those that do not run."""
@@ -383,8 +414,9 @@ class Evaluation:
     taps: list[Tap] = []
 
     def shard(*args: Any) -> Any:
-      results, taps[:] = self.run(params["jaxpr"], args)
-      return results, [[x[None] for x in tap.operands] for tap in taps]
+      results, inside = self.run(params["jaxpr"], args)
+      taps[:] = [tap.typed() for tap in inside]
+      return results, [[x[None] for x in tap.operands] for tap in inside]
 
     results, each = jax.shard_map(
       shard,

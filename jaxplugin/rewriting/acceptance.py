@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import inspect
 import sys
@@ -18,7 +19,7 @@ from jaxplugin.arrays import leaves as leaves_lib
 from jaxplugin.arrays import quantized_weight, scaled_array
 from jaxplugin.core import error_context, formats
 from jaxplugin.dot import backends
-from jaxplugin.jaxext.tracing import interception_private
+from jaxplugin.jaxext.tracing import binding_private, interception_private
 from jaxplugin.rewriting import acceptor as acceptor_lib
 from jaxplugin.rewriting import facts
 from jaxplugin.rewriting import weights as weights_lib
@@ -26,6 +27,9 @@ from jaxplugin.rewriting import weights as weights_lib
 WHO: Final = acceptor_lib.WHO
 
 _Result = TypeVar("_Result")
+
+# Whether the code is inside a call that got quantized weights.
+_has_weights: Final = contextvars.ContextVar("has_weights", default=False)
 
 
 def accept_quantized(
@@ -134,7 +138,8 @@ def _call(
   uses = weights.enter("fn", function)
   of_args = [weights.enter(f"argument {i}", x) for i, x in enumerate(args)]
   of_kwargs = {name: weights.enter(name, x) for name, x in kwargs.items()}
-  if not weights.count:
+  is_inside = _has_weights.get()
+  if not weights.count and not is_inside:
     warnings.warn(
       f"{WHO}: the arguments contain no quantized weight; pass weights as"
       " arguments, because a weight that fn closes over is not seen",
@@ -147,9 +152,15 @@ def _call(
     named = {name: use() for name, use in of_kwargs.items()}
     return weights.quantized_again(join(uses())(*own, **named))
 
-  result = interception_private.intercept(run, lambda _: acceptor)()
+  token = _has_weights.set(is_inside or weights.count > 0)
+  try:
+    result = interception_private.intercept(run, lambda _: acceptor)()
+  finally:
+    _has_weights.reset(token)
   weights.write_back()
   outcome = acceptor.outcome
+  if outcome.is_taken:
+    binding_private.note_quantized()
   is_silent = not outcome.is_taken and not outcome.warned
   if weights.count and is_silent and not weights.are_returned:
     warnings.warn(

@@ -3,6 +3,7 @@
 """`accept_quantized`: a model's own code multiplies by quantized weights."""
 
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -397,6 +398,16 @@ class TrapsTest(AcceptedTest):
       self.assertRaisesRegex(TypeError, "jaxplugin.accept_quantized"),
     ):
       jax.jit(jp.accept_quantized(lambda x: x @ w))(x)
+
+  def test_a_second_transformation_changes_and_says_nothing(self):
+    x, w = normal(5, 64), quantized(normal(64, 96), "mxfp8", 0)
+    twice = jp.accept_quantized(jp.accept_quantized(jnp.matmul))
+    jitted = jp.accept_quantized(jax.jit(jp.accept_quantized(jnp.matmul)))
+    expected = accepted(jnp.matmul)(x, w)
+    for f in (twice, jitted):
+      with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(jax.jit(f)(x, w), expected)
 
   def test_bound_arguments_are_seen(self):
     x, w = normal(5, 64), quantized(normal(64, 96), "mxfp8", 0)

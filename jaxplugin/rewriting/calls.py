@@ -520,6 +520,18 @@ def is_rule_of_tangents(
   return (operation.name, index) in (_JVP, _BACKWARD)
 
 
+def is_replaced(operation: binding_private.BoundOperation, index: int) -> bool:
+  """Whether a gradient runs a rule instead of a function of an operation."""
+  return (operation.name, index) == ("custom_jvp_call", 0)
+
+
+def is_forward_rule(
+  operation: binding_private.BoundOperation, index: int
+) -> bool:
+  """Whether a function of an operation is the `fwd` of a `custom_vjp`."""
+  return (operation.name, index) == ("custom_vjp_call", 1)
+
+
 def own_args(
   operation: binding_private.BoundOperation, index: int, args: Sequence[Any]
 ) -> Sequence[Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -26,11 +27,27 @@ _DERIVATIVES: Final = frozenset({"jvp", "transpose"})
 _WHO: Final = sites_lib.WHO
 # Prefix of this package's operations with functions inside.
 _OWN: Final = "jaxplugin_"
-# This package's matmul, and the operation that quantizes its operands.
-_OWN_PRODUCTS: Final = frozenset({"block_scaled_dot", "block_quantize"})
 _NO_KEY: Final = (
   "it is inside a custom_jvp or custom_vjp function, which the key does not"
   " reach"
+)
+_IN_RULE: Final = (
+  "it is in the rule of a custom derivative, where no operand counts as a"
+  " parameter"
+)
+_IN_FORWARD: Final = (
+  "the fwd of its custom_vjp function differentiates it, inside a function that"
+  f" JAX traces (jit, scan, ...): call {_WHO} inside of fwd, or on the function"
+  " without custom_vjp"
+)
+_EITHER: Final = (
+  "both operands are arguments of a jitted function that differentiates, so"
+  f" either may be the parameter: call {_WHO} inside of jax.jit instead, or"
+  " pass where="
+)
+_BY_RULE: Final = (
+  "it is inside a custom_jvp function, and a gradient runs the function's rule"
+  " instead"
 )
 
 
@@ -74,6 +91,8 @@ class Dots(calls.Walker):
       trace.
     known: the `QuantizedOperand`s of the function.
     sites: matmuls that were decided about.
+    note: see `sites.DecidedSite`, for all matmuls.
+    is_rule: whether the function is a rule of a custom derivative.
     results: results of matmuls, and sums with them; only recorded to fuse
       activations.
     of_rules: results of functions with a custom derivative.
@@ -93,6 +112,8 @@ class Dots(calls.Walker):
     default_factory=operands.Operands
   )
   sites: list[sites_lib.DecidedSite] = dataclasses.field(default_factory=list)
+  note: str = ""
+  is_rule: bool = False
   results: sources.TracedValues[Any] = dataclasses.field(
     default_factory=sources.TracedValues
   )
@@ -134,7 +155,10 @@ class Dots(calls.Walker):
     recipe, implementation = None, self.transform.implementation
     reason = sites_lib.impossible(site, operation, result, implementation)
     if not reason:
-      recipe, reason = self.transform.decide(site, origin)
+      unclear = _IN_RULE if self.is_rule else ""
+      if all(o is not None and o.is_guess for o in origins[:2]):
+        unclear = _EITHER
+      recipe, reason = self.transform.decide(site, origin, unclear)
     is_random = recipe is not None and recipe.stochastic_rounding
     if is_random and self.key is None and self.transform.key_type is not None:
       recipe, reason = None, _NO_KEY
@@ -142,7 +166,9 @@ class Dots(calls.Walker):
     self.known.note(args, reason)
     given, chain = self._fused(operation, decided)
     self.sites.append(
-      sites_lib.DecidedSite(site=decided, origin=origin, chain=chain)
+      sites_lib.DecidedSite(
+        site=decided, origin=origin, chain=chain, note=self.note
+      )
     )
     scope = sites_lib.scope_of(site)
     if recipe is None:
@@ -168,6 +194,21 @@ class Dots(calls.Walker):
       )
     self.note_result(out)
     return out
+
+  def leave_in_forward(self, operation: binding_private.BoundOperation) -> None:
+    """Warns that a matmul stays, which the `fwd` of a function differentiates.
+
+    It was not seen before JAX differentiated it.
+    """
+    result = operation.result_type()
+    site = sites_lib.make(operation, result, (None, None), self.around)
+    left = dataclasses.replace(site, reason=_IN_FORWARD)
+    sites_lib.record([sites_lib.DecidedSite(site=left)])
+    warnings.warn(
+      f"{_WHO}: {sites_lib.left_text('left 1 matmul', [left])}",
+      error_context.NotQuantizedWarning,
+      stacklevel=2,
+    )
 
   def note_result(self, x: Any) -> None:
     """Records the result of a matmul, also moved or after an addition."""
@@ -361,7 +402,10 @@ class Dots(calls.Walker):
     given = [p.fact for p in passed if p.fact.structure is not None]
     for fact, outcome in zip(given, rewritten.outcomes, strict=True):
       fact.note(*outcome)
-    self.sites += rewritten.sites
+    self.sites += [
+      dataclasses.replace(site, note=self.note or site.note)
+      for site in rewritten.sites
+    ]
     if rewritten.is_changed:
       self.note_change()
     return rewritten
@@ -395,14 +439,26 @@ class Dots(calls.Walker):
       new.key = lambda count: base
     return new
 
-  def nested(self, scopes: list[str], name: str) -> Dots:
-    """Returns a `Dots` for a function that an operation in scopes calls."""
+  def nested(
+    self,
+    scopes: list[str],
+    operation: binding_private.BoundOperation,
+    index: int,
+  ) -> Dots:
+    """Returns a `Dots` for a function that an operation in scopes calls.
+
+    Args:
+      scopes: names of the scopes.
+      operation, index: the operation, and which of its functions.
+    """
     return Dots(
       self.transform,
       around=self.around.unless_open(scopes),
-      key=None if name in calls.CUSTOM_RULES else self.key,
+      key=None if operation.name in calls.CUSTOM_RULES else self.key,
       number=self.number,
       parent=weakref.ref(self),
+      note=_BY_RULE if calls.is_replaced(operation, index) else self.note,
+      is_rule=self.is_rule or calls.is_rule_of_tangents(operation, index),
     )
 
   def inner(self) -> Dots:
@@ -412,7 +468,7 @@ class Dots(calls.Walker):
       key = lambda count: base_key_p.bind(
         count=count, aval=self.transform.key_type
       )
-    return Dots(self.transform, key=key, known=self.known)
+    return Dots(self.transform, key=key, known=self.known, note=self.note)
 
   def note_change(self) -> None:
     self.is_changed = True
@@ -469,12 +525,16 @@ class Rewriter(interception_private.Interceptor):
     self,
     dots: Dots,
     origins: Sequence[tuple[Any, sources.Origin | None]],
+    *,
+    is_forward: bool = False,
   ):
     """Args:
     dots: decides about matmuls.
     origins: arguments of the jaxpr, each with its origin or None.
+    is_forward: whether it is the `fwd` of a function with a custom derivative.
     """
     self._dots = dots
+    self._is_forward = is_forward
     self._depth = len(jax_private.scopes())
     # The number of the first key of functions that differentiate.
     self._first: int | None = None
@@ -486,6 +546,8 @@ class Rewriter(interception_private.Interceptor):
     if operation.primitive is base_key_p:
       return self._base_key(operation.params)
     if self._is_left(operation):
+      if self._is_forward and operation.name in sites_lib.PRODUCTS:
+        self._dots.leave_in_forward(operation)
       return None
     patterns.record_own(operation)
     origins = self._origins.of_all(operation.args)
@@ -536,31 +598,17 @@ class Rewriter(interception_private.Interceptor):
       outer.note_change()  # its rules may contain matmuls
 
     def make(args: Sequence[Any]) -> Rewriter:
-      dots = outer.nested(scopes, operation.name)
+      dots = outer.nested(scopes, operation, index)
       dots.sites = outer.sites
       own = calls.own_args(operation, index, args)
       dots.outside.put_all(own, outside)
-      return Rewriter(dots, list(zip(own, origins, strict=False)))
+      return Rewriter(
+        dots,
+        list(zip(own, origins, strict=False)),
+        is_forward=calls.is_forward_rule(operation, index),
+      )
 
     return make
 
   def note_own(self, function: Any, args: Sequence[Any]) -> None:
     patterns.record_own_function(function, args)
-
-
-@jax_private.cache_by_jaxpr
-def was_decided(jaxpr: Any, is_derivative: bool = False) -> bool:
-  """Whether matmuls in a jaxpr were decided about when it was traced.
-
-  Matmuls are decided about then if the function differentiates them.
-  """
-  for eqn in jaxpr.eqns:
-    inside = is_derivative or any(
-      name.is_transform and name.text in _DERIVATIVES
-      for name in jax_private.scopes(eqn.source_info)
-    )
-    if inside and eqn.primitive.name in _OWN_PRODUCTS:
-      return True
-    if any(was_decided(j, inside) for j in program.sub_jaxprs(eqn)):
-      return True
-  return False

@@ -17,7 +17,7 @@ from jaxplugin.arrays import leaves
 from jaxplugin.core import error_context
 from jaxplugin.dot import arguments, backends
 from jaxplugin.dot import primitive as dot_primitive
-from jaxplugin.jaxext import jax_private, program
+from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.ragged import primitive as ragged_primitive
 from jaxplugin.rewriting import calls, operands, patterns, sites, sources
@@ -145,6 +145,8 @@ def quantize_dots(
         fn, watcher, *plain_args, **plain_kwargs
       )
     quantized_already.require_taken()
+    if seen.is_quantized:
+      binding_private.note_quantized()
     text = seen.warning()
     if text:
       warnings.warn(
@@ -209,6 +211,7 @@ def _argument(
 _OWN: Final = frozenset(
   {dot_primitive.block_scaled_dot_p, ragged_primitive.ragged_dot_p}
 )
+_OWN_NAMES: Final = frozenset(primitive.name for primitive in _OWN)
 
 
 class _Watcher:
@@ -261,6 +264,7 @@ class _Watcher:
       return out
     patterns.record_own(operation)
     if operation.primitive in _OWN:
+      self.note_quantized()
       return operation.bind()
     dots = self._dots_at(position)
     origins: list[sources.Origin | None] = [None] * len(args)
@@ -276,11 +280,14 @@ class _Watcher:
       dots.note_rule(results)
     if operation.params.get("name") == "add":  # `jnp.add`, of a bias
       dots.follow(operation, results)
-    self._seen.sites += dots.sites[start:]
-    sites.record(dots.sites[start:])
-    if "subfuns" not in operation.params:
-      jaxprs = program.sub_jaxprs(operation)
-      self._seen.is_decided |= any(map(dots_lib.was_decided, jaxprs))
+    decided = dots.sites[start:]
+    is_differentiated = binding_private.is_differentiated
+    if not position.is_outer or any(map(is_differentiated, args)):
+      decided = [site.in_gradient() for site in decided]
+    self._seen.sites += decided
+    sites.record(decided)
+    if calls.any_contains(operation, _OWN_NAMES):
+      self.note_quantized()
     if position.is_outer:
       self._origins.note(operation, results)
     return out
@@ -311,6 +318,9 @@ class _Watcher:
     params = dict(operation.params, subfuns=functions)
     return dataclasses.replace(operation, params=params).bind()
 
+  def note_quantized(self) -> None:
+    self._seen.has_quantized = True
+
   def _dots_at(self, position: binding_private.Position) -> dots_lib.Dots:
     if position.is_outer:
       return self._dots
@@ -337,7 +347,7 @@ class _Watcher:
       # A parameter that the function returns is a parameter outside of it.
       for x, origin in zip(own, origins, strict=False):
         self._origins.add(x, origin)
-      inside = dots.nested(scopes, operation.name)
+      inside = dots.nested(scopes, operation, index)
       inside.outside.put_all(own, outside)
       return _Watcher(inside, self._origins, self._seen, is_rule=is_rule)
 

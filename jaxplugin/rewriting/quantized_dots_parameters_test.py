@@ -205,6 +205,21 @@ def mapped_dot(w, x):
 mapped_dot.def_vmap(lambda size, batched, w, x: (x @ w, True))
 
 
+@jax.custom_jvp
+def squared(w, x):
+  return dot(x, w) ** 2
+
+
+@squared.defjvp
+def _(primals, tangents):
+  (w, x), (dw, dx) = primals, tangents
+  return squared(w, x), 2 * dot(x, w) * (dot(x, dw) + dot(dx, w))
+
+
+def quantized(f):
+  return jp.quantize_dots(f, RECIPE)
+
+
 class WarningsTest(parameterized.TestCase):
   def warned(self, f, *args, **kwargs):
     """The text of the one warning of a trace, empty without one."""
@@ -251,6 +266,91 @@ class WarningsTest(parameterized.TestCase):
     )
     self.assertEqual(self.warned(step, W, X), "")
     self.assertEqual(self.warned(step, W, X), "")
+
+  @parameterized.named_parameters(
+    ("twice", lambda q: q(lambda w, x: dot(x, w))),
+    ("in_jit", lambda q: jax.jit(q(lambda w, x: dot(x, w)))),
+    ("in_grad", lambda q: jax.grad(q(lambda w, x: dot(x, w).sum()))),
+    ("in_remat", lambda q: jax.checkpoint(q(lambda w, x: dot(x, w)))),
+    ("next_to_attention", lambda q: q(lambda w, x: dot(x, w) @ x.T)),
+    ("linear", lambda q: lambda w, x: jp.linear(x, jp.quantize(w, "mxfp8"))),
+    (
+      "jitted_linear",
+      lambda q: jax.jit(lambda w, x: jp.linear(x, jp.quantize(w, "mxfp8"))),
+    ),
+    (
+      "ragged",
+      lambda q: (
+        lambda w, x: jp.ragged_dot(
+          x, jp.quantize(w[None], "mxfp8"), jnp.array([8])
+        )
+      ),
+    ),
+  )
+  def test_a_function_whose_matmuls_are_quantized_already_does_not(self, f):
+    self.assertEqual(self.warned(f(quantized), W, X), "")
+
+  def test_quantized_weights_of_an_inner_transformation_count(self):
+    f = jp.accept_quantized(lambda w, x: dot(x, w) + x)
+    weight = jp.quantize(W, "mxfp8", axis=0)
+    self.assertNotIn("nothing is quantized", self.warned(f, weight, X))
+
+  def test_matmuls_that_a_rule_replaces_in_a_gradient_are_named(self):
+    loss = lambda w, x: squared(w, x).sum()
+    quantize = lambda f: jp.quantize_dots(f, RECIPE)
+    (site,) = jp.explain(quantize(loss), W, X).sites
+    self.assertTrue(site.is_taken)
+    self.assertIn("a gradient runs the function's rule", site.outcome)
+    reason = "inside a custom_jvp function|in the rule of a custom derivative"
+    for gradient in (
+      jax.grad(quantize(loss)),
+      jax.grad(quantize(jax.jit(loss))),
+      quantize(jax.grad(loss)),
+      quantize(jax.jit(jax.grad(jax.jit(loss)))),
+    ):
+      with self.assertWarnsRegex(jp.NotQuantizedWarning, reason):
+        found = jp.explain(gradient, W, X)
+      self.assertEmpty(found.dots)
+      self.assertFalse(any(site.is_taken for site in found.sites))
+
+  @parameterized.named_parameters(
+    ("jit", lambda f: jax.jit(f)),
+    (
+      "scan",
+      lambda f: (
+        lambda w, x: lax.scan(lambda x, _: (f(w, x), None), x, length=2)[0]
+      ),
+    ),
+  )
+  def test_matmuls_that_fwd_differentiates_when_traced_are_named(self, traced):
+    function = lambda w, x: dot(x, w)
+    derived = jax.custom_vjp(function)
+    derived.defvjp(
+      lambda *args: jax.vjp(function, *args), lambda vjp, g: vjp(g)
+    )
+    loss = lambda w, x: traced(derived)(w, x).sum()
+    gradient = jax.grad(jp.quantize_dots(loss, RECIPE))
+    with self.assertWarnsRegex(jp.NotQuantizedWarning, "fwd of its custom_vjp"):
+      found = jp.explain(gradient, W, X)
+    self.assertEmpty(found.dots)
+    (reason,) = (site.reason for site in found.sites if not site.is_taken)
+    self.assertIn("call quantize_dots inside of fwd", reason)
+
+    function = jp.quantize_dots(function, RECIPE)
+    with warnings.catch_warnings():
+      warnings.simplefilter("error")
+      found = jp.explain(gradient, W, X)
+    self.assertLen(found.dots, 3)
+
+  @parameterized.named_parameters(
+    ("grad", lambda f: jax.grad(f, (0, 1))),
+    ("jvp", lambda f: lambda *args: jax.jvp(f, args, args)),
+  )
+  def test_a_jitted_derivative_by_both_operands_names_the_remedy(self, derive):
+    derived = derive(lambda w, x: dot(x, w).sum())
+    text = self.warned(jax.jit(derived), W, X)
+    self.assertIn("call quantize_dots inside of jax.jit instead", text)
+    self.assertEqual(self.warned(derived, W, X), "")
 
   def test_explain_lists_products_that_are_never_taken(self):
     f = lambda w, x: (dot(x, w), ragged(w, x))

@@ -328,6 +328,7 @@ def left_by_default(
   site: Site,
   origin: sources.Origin | None,
   used: Sequence[formats.BlockFormat],
+  unclear: str,
 ) -> str:
   """Returns why the default leaves a site unquantized; "" if it does not.
 
@@ -335,7 +336,10 @@ def left_by_default(
     site: the site.
     origin: see `input_of`.
     used: the recipe's formats.
+    unclear: why it is not clear which operand is a parameter, or "".
   """
+  if unclear and site.weight is None:
+    return unclear
   if site.weight is None:
     if site.lhs_is_parameter:
       return "both operands are parameters"
@@ -384,10 +388,14 @@ class Transform:
   fuse_activations: bool = False
 
   def decide(
-    self, site: Site, origin: sources.Origin | None
+    self, site: Site, origin: sources.Origin | None, unclear: str
   ) -> tuple[Any, str]:
-    """Returns the recipe of a supported site, or None and a reason."""
-    reason = left_by_default(site, origin, self.recipe.formats)
+    """Returns the recipe of a supported site, or None and a reason.
+
+    Args:
+      site, origin, unclear: see `left_by_default`.
+    """
+    reason = left_by_default(site, origin, self.recipe.formats, unclear)
     if self.where is None:
       return (None, reason) if reason else (self.recipe, "")
     answer = self.where(dataclasses.replace(site, reason=reason))
@@ -448,15 +456,24 @@ class DecidedSite:
     site: the matmul.
     origin: see `input_of`.
     chain: that of the activations, or None.
+    note: why a gradient does not run it; "" if it does.
     flow: how often the matmul runs.
   """
 
   site: Site
   origin: sources.Origin | None = None
   chain: TracedChain | None = None
+  note: str = ""
   flow: program.ControlFlow = dataclasses.field(
     default_factory=program.ControlFlow
   )
+
+  def in_gradient(self) -> DecidedSite:
+    """Returns the decision that holds if JAX differentiates the matmul."""
+    if not self.note or self.site.recipe is None:
+      return self
+    left = dataclasses.replace(self.site, recipe=None, reason=self.note)
+    return dataclasses.replace(self, site=left)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -466,20 +483,26 @@ class Seen:
   Attributes:
     is_default: whether the default decides, and not `where=`.
     sites: matmuls that this call decided about.
-    is_decided: whether an earlier call decided about others. JAX does not
-      trace a jitted function again.
+    has_quantized: whether other matmuls are quantized already: by the
+      function's code, by a transformation inside it, or by an earlier trace of
+      a jitted function.
   """
 
   is_default: bool = True
   sites: list[DecidedSite] = dataclasses.field(default_factory=list)
-  is_decided: bool = False
+  has_quantized: bool = False
+
+  @property
+  def is_quantized(self) -> bool:
+    """Whether any matmul is quantized."""
+    return self.has_quantized or any(x.site.recipe for x in self.sites)
 
   def warning(self) -> str:
     """Returns a warning about matmuls that the caller may expect quantized."""
     left = [x.site for x in self.sites if x.site.recipe is None]
-    if self.is_decided or len(left) < len(self.sites):
+    if self.is_quantized:
       left = self._left_with_weights()
-      return _left_text(f"left {_count(left, 'matmul')}", left)
+      return left_text(f"left {_count(left, 'matmul')}", left)
     if not left:
       return (
         "found no matmul in fn, so nothing is quantized. It sees the matmuls"
@@ -487,7 +510,7 @@ class Seen:
         " not a compiled one"
       )
     taken = f"took 0 of {_count(left, 'matmul')}, so nothing is quantized"
-    return _left_text(taken, left)
+    return left_text(taken, left)
 
   def _left_with_weights(self) -> list[Site]:
     """Returns the unquantized matmuls that probably have a weight."""
@@ -513,7 +536,7 @@ def _count(found: Sequence[Any], noun: str) -> str:
 _MOST_REASONS: Final = 4
 
 
-def _left_text(what: str, left: Sequence[Site]) -> str:
+def left_text(what: str, left: Sequence[Site]) -> str:
   """Returns a sentence, and each reason with the first matmul that has it."""
   if not left:
     return ""

@@ -53,10 +53,13 @@ class Origin:
     path: the path in the argument, such as "lm_head/kernel"; "" if not known.
     argument: None if the array is a parameter, otherwise position or name of
       the argument.
+    is_guess: whether it counts as a parameter because an inner function that
+      differentiates takes it.
   """
 
   path: str = ""
   argument: int | str | None = None
+  is_guess: bool = False
 
   @property
   def is_parameter(self) -> bool:
@@ -220,4 +223,5 @@ def parameters_among(args: Sequence[Any], trace: Any) -> list[Origin | None]:
     for flag, x in zip(given, args, strict=True)
   ]
   are_parameters = active if any(active) else given
-  return [Origin() if flag else None for flag in are_parameters]
+  guess = Origin(is_guess=True)
+  return [guess if flag else None for flag in are_parameters]

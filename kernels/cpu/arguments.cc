@@ -102,6 +102,9 @@ bool ReadOffset(Checker& check, const ffi::RemainingArgs& more,
              "rhs_scale must be f32, bf16 or f16 with a row for each row of"
              " rhs, if rhs has offsets",
              Text(scale)) &&
+         JAXPLUGIN_REQUIRE(check, out->format != Format::kCodebook,
+                           "rhs must have no codebook if it has offsets",
+                           "rhs_codebook and rhs_offset") &&
          JAXPLUGIN_REQUIRE(
              check,
              ReadOffsetKind(offset->element_type(), &out->offset_kind) &&

@@ -102,6 +102,9 @@ class Watcher(Protocol):
     The watcher does not see operations that this method binds.
     """
 
+  def note_quantized(self) -> None:
+    """Receives that code inside replaced matmuls by quantized ones."""
+
 
 @dataclasses.dataclass(frozen=True)
 class _Watch:
@@ -221,6 +224,12 @@ def unwatched() -> Iterator[None]:
     yield
   finally:
     _local.watch = watch
+
+
+def note_quantized() -> None:
+  """Calls `Watcher.note_quantized` of the watcher around, if there is one."""
+  if _local.watch is not None:
+    _local.watch.watcher.note_quantized()
 
 
 class PassingTrace(core.Trace):

@@ -250,6 +250,12 @@ class OffsetsTest(parameterized.TestCase):
     e8m0 = testing.gaussians("mxfp8", (1, 5, 64), np.random.default_rng(0))
     with self.assertRaisesRegex(Exception, "rhs_scale must be f32, bf16 or"):
       testing.call(case.x, e8m0, rhs_offset=case.offset)
+    case = random(2, 5, 96, 48)
+    codebook = testing.Side(
+      "codebook_48", np.zeros((1, 5, 96)), np.ones((1, 5, 2))
+    )
+    with self.assertRaisesRegex(Exception, "rhs must have no codebook if it"):
+      testing.call(case.x, codebook, rhs_offset=case.offset)
 
 
 if __name__ == "__main__":
