@@ -158,8 +158,15 @@ def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
       f"pack_fp4: the size of axis {axis} must be even, got shape"
       f" {values.shape}; pad it"
     )
+  return _packed(values, axis)
+
+
+# One program packs or unpacks outside of jit. A trace has the operations
+# themselves.
+@functools.partial(jax.jit, static_argnums=1, inline=True)
+def _packed(values: jax.Array, axis: int) -> jax.Array:
   values = jnp.moveaxis(values, axis, -1)
-  pairs = values.reshape(*values.shape[:-1], size // 2, 2)
+  pairs = values.reshape(*values.shape[:-1], values.shape[-1] // 2, 2)
   packed = lax.bitcast_convert_type(pairs, jnp.uint8)
   return jnp.moveaxis(packed, -1, axis)
 
@@ -198,6 +205,11 @@ def unpack_fp4(
       f" {error_context.shown(dtype)}"
     )
   axis = canonical_axis("unpack_fp4", axis, packed.ndim)
+  return _unpacked(packed, axis, formats.as_dtype(dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _unpacked(packed: jax.Array, axis: int, dtype: Any) -> jax.Array:
   packed = jnp.moveaxis(packed, axis, -1)
   # XLA of jaxlib 0.10.2 folds this cast of a constant to other numbers.
   packed = lax.optimization_barrier(packed)
