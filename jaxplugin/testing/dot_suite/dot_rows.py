@@ -20,7 +20,6 @@ import zlib
 from typing import Any, Final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -231,29 +230,35 @@ class DotRowsTestCase(dot_cases.DotTestCase):
   truncates: bool = False
 
   def test_op(self):
-    for name in self.in_leg:
-      self.check(name)
+    self.check(*self.in_leg)
 
   @pytest.mark.full
   def test_op_of_all_rows(self):
-    for name in ROWS:
-      self.check(name)
+    self.check(*ROWS)
 
-  def check(self, name: str) -> None:
-    """Compares a row's result with NumPy's in f64."""
-    row = ROWS[name]
-    rng = np.random.default_rng(zlib.crc32(name.encode()))
-    lhs, rhs = (
-      contract.make_operand(rng, case, integers=row.integers)
-      for case in (row.lhs, row.rhs)
-    )
-    exact, magnitude = contract.dot(lhs.exact, rhs.exact, row.numbers)
-    arrays = _epilogue(row, exact.shape, rng)
+  def check(self, *names: str) -> None:
+    """Compares results of rows with NumPy's in f64."""
+    calls, made = {}, {}
+    for name in names:
+      row = ROWS[name]
+      rng = np.random.default_rng(zlib.crc32(name.encode()))
+      lhs, rhs = (
+        contract.make_operand(rng, case, integers=row.integers)
+        for case in (row.lhs, row.rhs)
+      )
+      dot = contract.dot(lhs.exact, rhs.exact, row.numbers)
+      arrays = _epilogue(row, dot[0].shape, rng)
+      operands = lhs.operand, rhs.operand, lhs.scale, rhs.scale
+      calls[name] = functools.partial(self._call, row), (operands, arrays)
+      made[name] = lhs.exact.shape[-1], *dot, arrays
+    for name, actual in self.results_of(calls).items():
+      with self.subTest(name):
+        self._check(ROWS[name], actual, *made[name])
 
+  def _call(self, row: Row, operands: Any, arrays: dict[str, Any]) -> Any:
     def call(arrays):
-      return self.call(
-        lhs,
-        rhs,
+      return self.dot(
+        *operands,
         dimension_numbers=row.numbers,
         block_size=row.block_size,
         activation=row.activation,
@@ -261,23 +266,31 @@ class DotRowsTestCase(dot_cases.DotTestCase):
         **arrays,
       )
 
-    with self.subTest(name):
-      if row.mapped:
-        axes = {key: 0 if key == row.mapped else None for key in arrays}
-        actual = jax.vmap(call, (axes,))(arrays)
-      else:
-        actual = call(arrays)
-      expected, largest = _finish(row, exact, arrays)
-      if row.integers and row.activation in (None, "relu"):
-        contract.assert_exact(actual, expected, row.dtype)
-        return
-      unit = contract.DOT_BOUND
-      if self.truncates:
-        unit = contract.truncated_bound(lhs.exact.shape[-1])
-      bound = unit * magnitude
-      if row.integers:  # the sums are exact
-        bound = epilogue.EPILOGUE_BOUND * largest
-      contract.assert_within(actual, expected, bound, row.dtype)
+    if not row.mapped:
+      return call(arrays)
+    axes = {key: 0 if key == row.mapped else None for key in arrays}
+    return jax.vmap(call, (axes,))(arrays)
+
+  def _check(
+    self,
+    row: Row,
+    actual: Any,
+    k: int,
+    exact: np.ndarray,
+    magnitude: np.ndarray,
+    arrays: dict[str, Any],
+  ) -> None:
+    expected, largest = _finish(row, exact, arrays)
+    if row.integers and row.activation in (None, "relu"):
+      contract.assert_exact(actual, expected, row.dtype)
+      return
+    unit = contract.DOT_BOUND
+    if self.truncates:
+      unit = contract.truncated_bound(k)
+    bound = unit * magnitude
+    if row.integers:  # the sums are exact
+      bound = epilogue.EPILOGUE_BOUND * largest
+    contract.assert_within(actual, expected, bound, row.dtype)
 
 
 def _epilogue(
@@ -295,7 +308,7 @@ def _epilogue(
   if row.residual is not None:
     residual = rng.integers(-9, 10, more("residual") + shape)
     made["residual"] = residual.astype(row.residual)
-  return jax.tree.map(jnp.asarray, made)
+  return jax.device_put(made)
 
 
 def _finish(

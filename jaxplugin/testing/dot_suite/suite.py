@@ -13,6 +13,7 @@ A test file of an implementation subclasses `DotSuite`:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from typing import Any, Final
 
@@ -38,30 +39,31 @@ class DotShapesTestCase(dot_cases.DotTestCase):
   def test_fuzzed_shapes_are_exact_on_integers_and_bounded_otherwise(
     self, chunk
   ):
+    calls, made = {}, {}
     for i in range(self.cases_per_test):
       index = chunk + i * NUM_FUZZ_TESTS
       case = dot_cases.random_case(index, self.kinds)
-      with self.subTest(f"random_case({index})", case=case):
-        self._check_case(case, np.random.default_rng(index))
-
-  def _check_case(
-    self, case: dot_cases.DotCase, rng: np.random.Generator
-  ) -> None:
-    for integers in (True, False):
-      lhs = contract.make_operand(rng, case.lhs, integers=integers)
-      rhs = contract.make_operand(rng, case.rhs, integers=integers)
-      expected = contract.dot(lhs.exact, rhs.exact, case.dimension_numbers)
-      dtype = case.dtype
-      if not integers and dtype == contract.F16:
-        dtype = contract.BF16  # f16 does not have the range
-      actual = self.call(
-        lhs,
-        rhs,
-        dimension_numbers=case.dimension_numbers,
-        block_size=case.block_size,
-        preferred_element_type=dtype,
-      )
-      contract.assert_dot(actual, *expected, dtype, integers=integers)
+      rng = np.random.default_rng(index)
+      for integers in (True, False):
+        name = f"random_case({index}), integers={integers}: {case}"
+        lhs = contract.make_operand(rng, case.lhs, integers=integers)
+        rhs = contract.make_operand(rng, case.rhs, integers=integers)
+        dtype = case.dtype
+        if not integers and dtype == contract.F16:
+          dtype = contract.BF16  # f16 does not have the range
+        dot = functools.partial(
+          self.dot,
+          dimension_numbers=case.dimension_numbers,
+          block_size=case.block_size,
+          preferred_element_type=dtype,
+        )
+        calls[name] = dot, (lhs.operand, rhs.operand, lhs.scale, rhs.scale)
+        made[name] = lhs, rhs, case.dimension_numbers, dtype, integers
+    for name, actual in self.results_of(calls).items():
+      lhs, rhs, numbers, dtype, integers = made[name]
+      with self.subTest(name):
+        expected = contract.dot(lhs.exact, rhs.exact, numbers)
+        contract.assert_dot(actual, *expected, dtype, integers=integers)
 
   @parameterized.product(
     lhs_order=tuple(itertools.permutations(range(3))),
@@ -157,7 +159,10 @@ class DotShapesTestCase(dot_cases.DotTestCase):
     contract.assert_exact(plain, exact, contract.F32)
     bias = np.arange(n).astype(np.float32)
     residual = rng.integers(-9, 9, (batch, m, n)).astype(np.float32)
-    options = {"bias": jnp.asarray(bias), "residual": jnp.asarray(residual)}
+    options = {
+      "bias": jax.device_put(bias),
+      "residual": jax.device_put(residual),
+    }
     options |= {"global_scale": 2.0, "preferred_element_type": jnp.bfloat16}
     actual = self.call(lhs, rhs, **options)
     contract.assert_exact(actual, 2 * exact + bias + residual, contract.BF16)
@@ -179,7 +184,7 @@ class DotValuesTestCase(dot_cases.DotTestCase):
       positive = np.ones((4, 96), format.values_dtype)
       other = dataclasses.replace(
         other,
-        operand=jnp.asarray(positive),
+        operand=jax.device_put(positive),
         exact=reference.oracle_dequantize(
           positive, np.asarray(other.scale), format
         ),
@@ -190,8 +195,8 @@ class DotValuesTestCase(dot_cases.DotTestCase):
     values[3, block : 2 * block] = value
     scale.view(np.uint8)[3, 1] = 0xFF if format.scale_is_power_of_two else 0x7F
     operands = [
-      (jnp.asarray(values), other.operand),
-      (jnp.asarray(scale), other.scale),
+      (jax.device_put(values), other.operand),
+      (jax.device_put(scale), other.scale),
     ]
     exact = [reference.oracle_dequantize(values, scale, format), other.exact]
     if side == "rhs":
@@ -213,7 +218,7 @@ class DotValuesTestCase(dot_cases.DotTestCase):
     actual = self.dot(
       jnp.zeros((2, 32), formats.E2M1),
       rhs.operand,
-      jnp.asarray(scale.view(formats.E4M3)),
+      jax.device_put(scale.view(formats.E4M3)),
       rhs.scale,
     )
     np.testing.assert_array_equal(
@@ -231,7 +236,9 @@ class DotValuesTestCase(dot_cases.DotTestCase):
     values = np.asarray(made.operand).copy()
     values[1, 5] = value
     exact = reference.oracle_dequantize(values, np.asarray(made.scale), format)
-    made = dataclasses.replace(made, operand=jnp.asarray(values), exact=exact)
+    made = dataclasses.replace(
+      made, operand=jax.device_put(values), exact=exact
+    )
     self.check_dot(*((made, other) if side == "lhs" else (other, made)))
 
   @parameterized.parameters(
@@ -244,7 +251,7 @@ class DotValuesTestCase(dot_cases.DotTestCase):
     values = np.asarray(made.operand).copy()
     values.view(np.uint8)[1, 5] = code
     actual = np.asarray(
-      self.dot(jnp.asarray(values), other.operand, made.scale, other.scale)
+      self.dot(jax.device_put(values), other.operand, made.scale, other.scale)
     )
     self.assertTrue(np.isnan(actual[1]).all())
     self.assertTrue(np.isfinite(actual[[0, 2]]).all())
@@ -261,7 +268,7 @@ class DotValuesTestCase(dot_cases.DotTestCase):
       values = np.where(codes == 0, smallest, 1.0)[:, None] * np.ones((1, 32))
       scale = codes[:, None].copy().view(formats.E8M0)
       rows += [values.astype(format.values_dtype), scale]
-    lhs_values, lhs_scale, rhs_values, rhs_scale = map(jnp.asarray, rows)
+    lhs_values, lhs_scale, rhs_values, rhs_scale = map(jax.device_put, rows)
     args = lhs_values, rhs_values, lhs_scale, rhs_scale
     expected = np.full(255, 32.0)
     expected[[0, 254]] = 32 * smallest
@@ -282,9 +289,9 @@ class DotValuesTestCase(dot_cases.DotTestCase):
       scale = np.full((len(codes), 1), byte, np.uint8).view(formats.E8M0)
       actual = np.asarray(
         self.dot(
-          jnp.asarray(values),
-          jnp.asarray(np.eye(1, 32, dtype=np.float32)),
-          jnp.asarray(scale),
+          jax.device_put(values),
+          jax.device_put(np.eye(1, 32, dtype=np.float32)),
+          jax.device_put(scale),
         )
       )[:, 0].astype(np.float64)
       exact = reference.oracle_dequantize(values, scale, format)[:, 0]
@@ -309,7 +316,7 @@ class DotValuesTestCase(dot_cases.DotTestCase):
     values = np.full((255, 32), 448, formats.E4M3)
     scale = code[:, None].copy().view(formats.E8M0)
     back = code[::-1, None].copy().view(formats.E8M0)
-    actual = self.dot(*map(jnp.asarray, (values, values, scale, back)))
+    actual = self.dot(*map(jax.device_put, (values, values, scale, back)))
     np.testing.assert_array_equal(
       np.diagonal(np.asarray(actual)), np.full(255, 448.0 * 448 * 32)
     )
@@ -336,7 +343,7 @@ class DotBitsTestCase(dot_cases.DotTestCase):
     for code in (0xFF, 0x7F, 0x00, 0x7E):
       widths = ((0, 0), (0, 3), (0, 2))
       poisoned = [
-        jnp.asarray(
+        jax.device_put(
           np.pad(
             np.asarray(x.scale).view(np.uint8), widths, constant_values=code
           ).view(format.scale_dtype)
@@ -356,7 +363,7 @@ class DotBitsTestCase(dot_cases.DotTestCase):
     actual = self.dot(
       lhs.operand,
       rhs.operand,
-      jnp.asarray(scale.view(formats.E4M3)),
+      jax.device_put(scale.view(formats.E4M3)),
       rhs.scale,
       block_size=16,
     )
@@ -411,7 +418,7 @@ class DotBitsTestCase(dot_cases.DotTestCase):
       reference.oracle_dequantize(np.asarray(x_values), x_scale, lhs),
       reference.oracle_dequantize(np.asarray(w_values), w_scale, rhs),
     )
-    x_scale, w_scale = jnp.asarray(x_scale), jnp.asarray(w_scale)
+    x_scale, w_scale = jax.device_put(x_scale), jax.device_put(w_scale)
 
     def all_constant():
       return self.dot(x_values, w_values, x_scale, w_scale)
@@ -436,7 +443,7 @@ class DotBitsTestCase(dot_cases.DotTestCase):
     rng = np.random.default_rng(0)
     x = self.operand(rng, lhs, (2, 9, 96), integers=False)
     w = self.operand(rng, rhs, (2, 7, 96), integers=False)
-    bias = jnp.asarray(rng.normal(size=7), jnp.float32)
+    bias = jax.device_put(rng.normal(size=7))
 
     def f(x, w, x_scale, w_scale, bias):
       return self.dot(x, w, x_scale, w_scale, 0.3, bias=bias, activation="silu")
