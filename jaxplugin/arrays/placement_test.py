@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.core import formats
+from jaxplugin.testing import contract
 from jaxplugin.testing.meshes import explicit
 
 NUM_DEVICES = 8
@@ -41,7 +42,7 @@ class PlacementTest(parameterized.TestCase):
 
   def assert_each_device_dequantizes_its_part(self, x, placed, spec):
     """Checks that each device's leaves dequantize to its part of the array."""
-    expected = np.asarray(jp.dequantize(x))
+    expected = contract.dequantized(x)
     parts = NamedSharding(self.mesh, P(*spec)).devices_indices_map(x.shape)
     leaves, structure = jax.tree.flatten(placed)
     for device, part in parts.items():
@@ -50,7 +51,7 @@ class PlacementTest(parameterized.TestCase):
         for leaf in leaves
       ]
       own = jax.tree.unflatten(structure, [np.asarray(leaf) for leaf in local])
-      np.testing.assert_array_equal(jp.dequantize(own), expected[part])
+      np.testing.assert_array_equal(contract.dequantized(own), expected[part])
 
   @parameterized.product(
     format=(jp.MXFP8, jp.NVFP4),
@@ -108,7 +109,7 @@ class PlacementTest(parameterized.TestCase):
     result, again = function(x, w)
     np.testing.assert_array_equal(result, expected)
     self.assertEqual(again.values.sharding.spec, P(*spec))
-    np.testing.assert_array_equal(jp.dequantize(again), jp.dequantize(w))
+    contract.assert_same_bits(again, w)
     placed = jax.device_put(w, own)
     self.assert_each_device_dequantizes_its_part(w, placed, spec)
 

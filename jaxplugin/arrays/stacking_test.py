@@ -19,6 +19,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats
+from jaxplugin.testing import contract
 
 FORMATS = formats.FORMATS
 B200, A100 = jp.named_target("b200"), jp.named_target("a100")
@@ -36,14 +37,14 @@ def with_global_scale(x, scale):
   return jp.ScaledArray(x.values, x.scale, scale, x.format)
 
 
-def floats(x):
-  return np.asarray(jp.dequantize(x))
+floats = contract.dequantized
 
 
 def assert_indexed(x, *indices):
   """Checks that indexing x selects the same of its floats."""
-  for index in indices:
-    np.testing.assert_array_equal(floats(x[index]), floats(x)[index])
+  parts = jax.jit(lambda x: [x[index] for index in indices])(x)
+  for index, part in zip(indices, parts, strict=True):
+    np.testing.assert_array_equal(floats(part), floats(x)[index])
 
 
 class IndexTest(parameterized.TestCase):

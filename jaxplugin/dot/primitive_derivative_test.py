@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.dot import arguments, reference
+from jaxplugin.dot import arguments
 from jaxplugin.testing import contract, transformations
 from jaxplugin.testing.dot_suite import dot_cases
 from jaxplugin.testing.meshes import explicit
@@ -49,7 +49,7 @@ HAS_CPU_KERNELS = jp.detect_target("cpu").cpu_kernels is not None
 
 
 def integers(rng, shape, dtype=np.float32):
-  return jnp.asarray(rng.integers(-4, 5, shape), dtype)
+  return jax.device_put(np.asarray(rng.integers(-4, 5, shape), dtype))
 
 
 class SideTest(transformations.PrimitiveTestCase):
@@ -187,15 +187,10 @@ class Composition:
 
   def __init__(self, activation):
     rng = np.random.default_rng(0)
-    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    normal = lambda *shape: jax.device_put(rng.normal(size=shape))
     w = jp.quantize(normal(7, 128), jp.NVFP4)
     self.w = jp.ScaledArray(w.values, w.scale, None, jp.NVFP4)
-    dequantized = jnp.asarray(
-      reference.oracle_dequantize(
-        np.asarray(w.unpack().values), np.asarray(w.scale), jp.NVFP4
-      ),
-      jnp.float32,
-    )
+    dequantized = jax.device_put(contract.dequantized(self.w))
     self.args = {
       "lhs": normal(2, 3, 128),
       "global_scale": jnp.float32(2.0**-12),
@@ -460,7 +455,9 @@ class ShardingTest(transformations.PrimitiveTestCase):
 
   def sharded(self, kind):
     mesh = jax.make_mesh((2, 4), ("m", "n"), axis_types=(kind,) * 2)
-    put = lambda a, *spec: jax.device_put(a, NamedSharding(mesh, P(*spec)))
+    put = lambda a, *spec: jax.device_put(
+      np.asarray(a), NamedSharding(mesh, P(*spec))
+    )
     x, scale, bias, residual = self.args
     return mesh, (
       put(x, "m", None),

@@ -19,7 +19,7 @@ import jaxplugin as jp
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.rewriting import acceleration_test as constructs
 from jaxplugin.rewriting import facts, ragged_dots
-from jaxplugin.testing import transformations
+from jaxplugin.testing import contract, transformations
 
 G, N, K, M = 4, 24, 64, 13
 SIZES = np.array([3, 0, 6, 2], np.int32)
@@ -31,24 +31,13 @@ E2M1 = jnp.float4_e2m1fn
 
 def weights(format, seed=0, shape=(G, N, K)):
   rng = np.random.default_rng(seed)
-  w = jnp.asarray(rng.normal(size=shape), jnp.float32)
+  w = jax.device_put(rng.normal(size=shape))
   return jp.quantize(w, format, axis=-1)
 
 
 def rows(seed=1, dtype=jnp.float32):
   x = np.random.default_rng(seed).normal(size=(M, K))
-  return jnp.asarray(x, jnp.float32).astype(dtype)
-
-
-def in_f64(w_q):
-  """Dequantizes by NumPy, in f64."""
-  w_q = w_q.unpack()
-  block = w_q.format.block_size
-  numbers = np.asarray(w_q.values).astype(np.float64)
-  numbers *= np.repeat(np.asarray(w_q.scale).astype(np.float64), block, -1)
-  if w_q.global_scale is not None:
-    numbers *= np.asarray(w_q.global_scale, np.float64)
-  return numbers
+  return jax.device_put(x.astype(np.float32).astype(dtype))
 
 
 def expected(x, w):
@@ -155,7 +144,7 @@ def check_rows(test, rows_of, x, w, *sizes):
       test.assertIn(OURS, jaxpr)
       test.assertNotIn(JAXS, jaxpr)
   program = jax.jit(lambda *args: [f(*args) for f, _ in rows_of.values()])
-  exact = expected(x, in_f64(w))
+  exact = expected(x, contract.exact(w))
   for (name, (_, factor)), result in zip(
     rows_of.items(), program(*args), strict=True
   ):
@@ -191,7 +180,8 @@ class RaggedDotsTest(parameterized.TestCase):
     self.assertEqual(jaxpr.count(f"{OURS}["), len(cases))
     self.assertNotIn(JAXS, jaxpr)
     exact = {
-      (f, d): expected(x[d], in_f64(w[f])) for f, d in itertools.product(w, x)
+      (f, d): expected(x[d], contract.exact(w[f]))
+      for f, d in itertools.product(w, x)
     }
     for case, result in zip(cases, program(x, w), strict=True):
       with self.subTest(case):
@@ -201,7 +191,7 @@ class RaggedDotsTest(parameterized.TestCase):
     for format in ("nvfp4", "mxfp4"):
       w = weights(format).pack()
       function = model(by_this_package)
-      self.check(function, rows(), w, expected(rows(), in_f64(w)))
+      self.check(function, rows(), w, expected(rows(), contract.exact(w)))
       # The bytes themselves enter the product.
       jaxpr = text(jp.accelerate(function), rows(), w, SIZES)
       self.assertNotIn("f4_e2m1fn", jaxpr)
@@ -210,14 +200,14 @@ class RaggedDotsTest(parameterized.TestCase):
     for format in ("mxfp8", "mxfp4"):
       w = jp.prepare_weights(weights(format))
       self.assertTrue(w.is_bytes)
-      exact = expected(rows(), in_f64(weights(format)))
+      exact = expected(rows(), contract.exact(weights(format)))
       self.check(model(by_this_package), rows(), w, exact)
 
   def test_global_scale_of_a_group(self):
     w = weights("nvfp4").unpack()
     of_group = jnp.arange(1.0, G + 1).reshape(G, 1, 1)
     w = jp.ScaledArray(w.values, w.scale, of_group, "nvfp4")
-    self.check(model(), rows(), w, expected(rows(), in_f64(w)))
+    self.check(model(), rows(), w, expected(rows(), contract.exact(w)))
 
   def test_larger_and_square_blocks(self):
     w = weights("mxfp8")
@@ -230,7 +220,9 @@ class RaggedDotsTest(parameterized.TestCase):
 
     everywhere = jnp.repeat(jnp.repeat(scale, 8, 1), 2, 2)
     alike = jp.ScaledArray(w.values, everywhere, None, "mxfp8")
-    self.check(model(dequantize), rows(), w, expected(rows(), in_f64(alike)))
+    self.check(
+      model(dequantize), rows(), w, expected(rows(), contract.exact(alike))
+    )
 
   def test_quantized_rows(self):
     w, x_q = weights("nvfp4").unpack(), jp.quantize(rows(), "nvfp4").unpack()
@@ -238,7 +230,7 @@ class RaggedDotsTest(parameterized.TestCase):
     def function(x, w, sizes):
       return model()(x.dequantize(), w, sizes)
 
-    exact = expected(in_f64(x_q), in_f64(w))
+    exact = expected(contract.exact(x_q), contract.exact(w))
     self.check(function, x_q, w, exact)
     jaxpr = jax.make_jaxpr(jp.accelerate(function))(x_q, w, SIZES)
     (eqn,) = [
@@ -262,7 +254,7 @@ class RaggedDotsTest(parameterized.TestCase):
         x.T, jnp.transpose(dense, (2, 0, 1)), sizes, numbers
       )
 
-    self.check(function, rows(), w, expected(rows(), in_f64(w)))
+    self.check(function, rows(), w, expected(rows(), contract.exact(w)))
 
   def test_result_dtype_is_jaxs(self):
     w = weights("mxfp8")
@@ -289,7 +281,7 @@ class RaggedDotsTest(parameterized.TestCase):
     scan = lambda x, stack, s: lax.scan(
       lambda c, w: (c, model()(x, w, s)), 0, stack
     )[1][1]
-    self.check(scan, x, stack, expected(x, in_f64(w)))
+    self.check(scan, x, stack, expected(x, contract.exact(w)))
 
   def test_out_sharding_is_that_of_the_result(self):
     if jax.device_count() < 4:
@@ -297,7 +289,9 @@ class RaggedDotsTest(parameterized.TestCase):
     mesh = jax.make_mesh(
       (4,), ("a",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4]
     )
-    put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+    put = lambda x, *spec: jax.device_put(
+      np.asarray(x), NamedSharding(mesh, P(*spec))
+    )
 
     def function(x, w):
       numbers = w.dequantize().swapaxes(1, 2)
@@ -337,7 +331,7 @@ class GradientsTest(parameterized.TestCase):
     gradient = jp.accelerate(loss(f)) if is_inside else loss(jp.accelerate(f))
     gradient = jax.jit(gradient) if is_jitted else gradient
     self.assertNotIn(JAXS, text(gradient, x))
-    exact = expected(factors, in_f64(w).transpose(0, 2, 1))
+    exact = expected(factors, contract.exact(w).transpose(0, 2, 1))
     self.assertTrue(is_within(gradient(x), exact))
 
   @parameterized.parameters(False, True)
@@ -549,7 +543,7 @@ class InnerFunctionsTest(absltest.TestCase):
     jaxpr = text(function, stack)
     self.assertIn(OURS, jaxpr)
     self.assertNotIn(JAXS, jaxpr)
-    exact = sum(expected(rows(), w) for w in in_f64(stack))
+    exact = sum(expected(rows(), w) for w in contract.exact(stack))
     self.assertTrue(is_within(function(stack), exact))
 
   def test_forward_of_a_custom_vjp_is_followed_under_a_gradient(self):

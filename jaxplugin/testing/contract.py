@@ -23,7 +23,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from jaxplugin.arrays import layouts, scaled_array
+from jaxplugin.arrays import layouts, preparation, scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import reference
 
@@ -256,6 +256,42 @@ def swizzle(scale: np.ndarray) -> np.ndarray:
   )
   out = out.reshape(*batch, row_tiles * 128, column_tiles * 4)
   return out.view(scale.dtype)
+
+
+def dequantized(array: scaled_array.ScaledArray) -> np.ndarray:
+  """Returns the f32 numbers of an array by NumPy, rounded once."""
+  return exact(array).astype(np.float32)
+
+
+def exact(array: scaled_array.ScaledArray) -> np.ndarray:
+  """Returns the exact numbers of an array in f64, by NumPy."""
+  if array.is_interleaved or array.scale_layout != layouts.LINEAR:
+    array = preparation.unprepare_weights(array)
+  format = array.format
+  values, scale = np.asarray(array.values), np.asarray(array.scale)
+  if array.is_bytes:
+    scale = scale.view(format.scale_dtype)
+    if not format.has_pairs:
+      values = values.view(format.values_dtype)
+  if format.is_square:
+    scale = np.repeat(scale, format.block_rows, -2)
+    scale = scale[..., : array.shape[-2], :]
+  numbers = reference.oracle_dequantize(values, scale, format, axis=array.axis)
+  if array.global_scale is not None:
+    factor = np.asarray(array.global_scale)
+    shape = factor.shape + (1,) * (array.ndim - factor.ndim)
+    numbers = numbers * factor.reshape(shape)
+  return numbers
+
+
+def codes(array: scaled_array.ScaledArray) -> np.ndarray:
+  """Returns the uint8 codes of an array's values, unpacked by NumPy."""
+  values = np.asarray(array.values).view(np.uint8)
+  if not array.is_packed:
+    return values
+  pairs = np.moveaxis(values, array.axis, -1)
+  pairs = np.stack([pairs & 15, pairs >> 4], -1)
+  return np.moveaxis(pairs.reshape(*pairs.shape[:-2], -1), -1, array.axis)
 
 
 def truncated_bound(k: int) -> float:

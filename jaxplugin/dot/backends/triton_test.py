@@ -23,7 +23,7 @@ from absl.testing import absltest, parameterized
 import jaxplugin as jp
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats, targets
-from jaxplugin.dot import backends, calls, reference, sides
+from jaxplugin.dot import backends, calls, sides
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.runtime import triton_library
@@ -118,7 +118,7 @@ class SymbolicRowsTest(interpreted.RecordedTestCase):
   def test_result_is_that_of_the_oracle(self, lhs, rhs, rows, options):
     x, w = quantized(lhs, *rows, 128), quantized(rhs, 5, 128, seed=1)
     options = {
-      name: jnp.asarray(v) if name != "activation" else v
+      name: jax.device_put(v) if name != "activation" else v
       for name, v in options.items()
     }
     result = by_triton("h100", x, w, **options)
@@ -208,12 +208,7 @@ class PreparedTest(interpreted.RecordedTestCase):
     self.assertIn(f"_bf16_{format.name}_interleaved_", self.names())
     if name == "a100":
       np.testing.assert_array_equal(result, of_weight)
-    exact = reference.oracle_dequantize(
-      np.asarray(w.unpack().values), np.asarray(w.scale), format
-    )
-    if w.global_scale is not None:
-      exact = exact * np.float64(w.global_scale)
-    expected = contract.dot(x.astype(np.float64), exact)
+    expected = contract.dot(x.astype(np.float64), contract.exact(w))
     contract.assert_dot(result, *expected, result.dtype)
 
   @parameterized.parameters((jp.MXFP8, 130), (jp.NVFP4, 5))
@@ -334,7 +329,7 @@ def operand(rng, case, rows):
     * np.repeat(scale.astype(np.float64), case.size, axis=1)[:, : case.k]
     * 2.0**-case.q
   )
-  values, scale = jnp.asarray(values), jnp.asarray(scale)
+  values, scale = jax.device_put((values, scale))
   if case.values in formats.FOUR_BITS:
     values = jp.pack_fp4(values)
   return jp.ScaledArray(values, scale, None, case.format), exact

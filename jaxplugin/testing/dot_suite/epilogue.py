@@ -17,7 +17,6 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats
-from jaxplugin.dot import reference
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import dot_cases
 
@@ -82,11 +81,8 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
     for rows, largest in zip((3, 5), amax, strict=True):
       x = rng.normal(size=(rows, 64))
       x = jp.quantize((x * (largest / np.abs(x).max())).astype("f"), jp.NVFP4)
-      values = reference.oracle_dequantize(
-        np.asarray(x.unpack().values), np.asarray(x.scale), jp.NVFP4
-      )
       operands.append(x)
-      exact.append(values * np.float64(x.global_scale))
+      exact.append(contract.exact(x))
     lhs, rhs = operands
     scales = [np.asarray(x.global_scale) for x in operands]
 
@@ -142,19 +138,12 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
     quantize = jax.vmap(lambda x: jp.quantize(x, jp.NVFP4))
     exact, operands = [], []
     for name, rows in (("lhs", 3), ("rhs", 5)):
-      x = quantize(jnp.asarray(rng.normal(size=(4, rows, 32)), jnp.float32))
+      x = quantize(jax.device_put(rng.normal(size=(4, rows, 32))))
       self.assertEqual(x.global_scale.shape, (4, 1, 1))
-      values = reference.oracle_dequantize(
-        np.asarray(x.unpack().values), np.asarray(x.scale), jp.NVFP4
-      )
-      if side in (name, "both"):
-        values = values * np.float64(x.global_scale)
-        scale = x.global_scale.reshape(shape)
-      else:
-        scale = None
-      x = jp.ScaledArray(x.values, x.scale, scale, jp.NVFP4)
-      operands.append(x)
-      exact.append(values)
+      own = side in (name, "both")
+      scale = np.asarray(x.global_scale).reshape(shape) if own else None
+      operands.append(jp.ScaledArray(x.values, x.scale, scale, jp.NVFP4))
+      exact.append(contract.exact(operands[-1]))
     actual = self.dot(*operands)
     contract.assert_dot(actual, *contract.dot(*exact))
 
@@ -170,7 +159,7 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
     numbers = (((2,), (2,)), ((1,), (1,)))
     operands = [
       jp.ScaledArray(
-        x.operand.values, x.operand.scale, jnp.asarray(g), jp.NVFP4
+        x.operand.values, x.operand.scale, jax.device_put(g), jp.NVFP4
       )
       for x, g in (
         (lhs, lhs_global.reshape(lhs_shape)),
@@ -193,7 +182,7 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
     lhs = self.operand(rng, jp.MXFP8, (4, 3, 32))
     rhs = self.operand(rng, jp.MXFP8, (4, 5, 32))
     scale = np.exp2(rng.integers(-3, 4, shape)).astype(np.float32)
-    actual = self.call(lhs, rhs, global_scale=jnp.asarray(scale))
+    actual = self.call(lhs, rhs, global_scale=jax.device_put(scale))
     exact, _ = contract.dot(lhs.exact, rhs.exact)
     contract.assert_exact(actual, exact * scale, contract.F32)
 
@@ -224,9 +213,9 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
         lhs,
         rhs,
         global_scale=global_scale,
-        bias=None if bias is None else jnp.asarray(bias),
+        bias=None if bias is None else jax.device_put(bias),
         activation=activation,
-        residual=None if residual is None else jnp.asarray(residual),
+        residual=None if residual is None else jax.device_put(residual),
         preferred_element_type=dtype,
       )
       expected = dot * (np.float64(global_scale) if has_global else 1)
@@ -253,7 +242,7 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
     scale = np.array([[0xFF], [0x7F]], np.uint8).view(formats.E8M0)
     for activation in (None, "relu", "gelu", "silu"):
       actual = self.dot(
-        *map(jnp.asarray, (lhs, lhs[:1], scale, scale[1:])),
+        *map(jax.device_put, (lhs, lhs[:1], scale, scale[1:])),
         activation=activation,
       )
       np.testing.assert_array_equal(
@@ -269,7 +258,7 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
     for shape in ((2, 5), (5,)):
       bias = rng.integers(-9, 9, shape).astype(np.float32)
       actual = self.call(
-        lhs, rhs, dimension_numbers=numbers, bias=jnp.asarray(bias)
+        lhs, rhs, dimension_numbers=numbers, bias=jax.device_put(bias)
       )
       contract.assert_exact(actual, exact + bias, contract.F32)
 
@@ -312,7 +301,7 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
     exact = values[0].astype(np.float64) @ values[1].astype(np.float64).T
     np.testing.assert_array_equal(exact, [[total]])
     scale = jnp.ones((1, 1), formats.E8M0)
-    return jnp.asarray(values[0]), jnp.asarray(values[1]), scale
+    return jax.device_put(values[0]), jax.device_put(values[1]), scale
 
   def test_f16_result_overflows_to_inf(self):
     lhs, rhs, scale = self._dot_of(65536)

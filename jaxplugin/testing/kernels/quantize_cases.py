@@ -8,7 +8,6 @@ error (`interpret`).
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -98,9 +97,9 @@ def run_quantize(
 def expected(x, format_name, *, axis=-1, global_scale=None, **kwargs):
   """(values, scale) of `jp.quantize`, as bytes, FP4 packed along `axis`."""
   if global_scale is not None:
-    kwargs["global_scale"] = jnp.asarray(global_scale).reshape(())
+    kwargs["global_scale"] = np.asarray(global_scale).reshape(())
   quantized = jp.quantize(
     jnp.asarray(x), formats.by_name(format_name), axis=axis, **kwargs
   )
-  values = jax.lax.bitcast_convert_type(quantized.values, jnp.uint8)
-  return np.asarray(values), np.asarray(quantized.scale).view(np.uint8)
+  leaves = quantized.values, quantized.scale
+  return tuple(np.asarray(leaf).view(np.uint8) for leaf in leaves)

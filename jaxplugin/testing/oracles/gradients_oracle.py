@@ -96,7 +96,7 @@ def fake_quantize(
   size = flat.shape[-1]
   widths = [(0, 0)] * (flat.ndim - 1) + [(0, -size % format.block_size)]
   quantized = quantization.quantize(
-    jnp.asarray(np.pad(flat, widths)), format, packed=False
+    jax.device_put(np.pad(flat, widths)), format, packed=False
   )
   values = np.asarray(quantized.values).astype(np.float64)
   scale = np.asarray(quantized.scale).astype(np.float64)

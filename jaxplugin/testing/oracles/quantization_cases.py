@@ -142,7 +142,7 @@ def times(factor):
     x = np.random.default_rng(1).normal(size=shape) * factor
     x = x.astype(dtype)
     x.reshape(-1)[-1] *= 64
-    return jnp.asarray(x)
+    return jax.device_put(x)
 
   return make
 
@@ -154,7 +154,7 @@ def blocks_of_all_scales(shape, dtype):
   rows, k = shape
   x *= np.repeat(2.0 ** rng.integers(-12, 1, (rows, k // 16)), 16, 1)
   x[::2] = np.round(x[::2] * 64) / 64
-  return jnp.asarray(x.astype(dtype))
+  return jax.device_put(x.astype(dtype))
 
 
 def spoiled(bad):
@@ -163,7 +163,7 @@ def spoiled(bad):
   def make(shape, dtype):
     x = np.random.default_rng(3).normal(size=shape).astype(dtype)
     x[1, 3, 5], x[1, 3, 6], x[1, 9, 5] = bad, 600.0, -50.0
-    return jnp.asarray(x)
+    return jax.device_put(x)
 
   return make
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxplugin import quantization
 from jaxplugin.core import formats
+from jaxplugin.testing import contract
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
 MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
@@ -136,7 +137,7 @@ def as_codes(array):
 
 def assert_codes(actual, codes, scale, global_scale=None):
   np.testing.assert_array_equal(as_codes(actual.scale), scale)
-  np.testing.assert_array_equal(as_codes(actual.unpack().values), codes)
+  np.testing.assert_array_equal(contract.codes(actual), codes)
   if global_scale is not None:
     np.testing.assert_array_equal(
       np.asarray(actual.global_scale), np.float32(global_scale)
@@ -145,8 +146,7 @@ def assert_codes(actual, codes, scale, global_scale=None):
 
 def assert_same(actual, expected):
   """Two `ScaledArray`s, bitwise, FP4 packed or not."""
-  expected_codes = as_codes(expected.unpack().values)
-  assert_codes(actual, expected_codes, as_codes(expected.scale))
+  assert_codes(actual, contract.codes(expected), as_codes(expected.scale))
   if expected.global_scale is None:
     assert actual.global_scale is None
   else:

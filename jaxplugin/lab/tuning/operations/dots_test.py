@@ -14,9 +14,9 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats
-from jaxplugin.dot import primitive, reference
+from jaxplugin.dot import primitive
 from jaxplugin.lab.tuning.operations import dots, operands
-from jaxplugin.testing import dot_problems
+from jaxplugin.testing import contract, dot_problems
 
 side = dot_problems.operand
 
@@ -109,12 +109,7 @@ class ExactTest(parameterized.TestCase):
     # Written a second time: by ml_dtypes, in f64.
     given = PROBLEMS["mixed"]
     arrays, expected = dots.DOT.make(given, 7)
-    lhs, rhs = (
-      reference.oracle_dequantize(
-        np.asarray(arrays[name].values), np.asarray(arrays[name].scale), format
-      )
-      for name, format in (("lhs", jp.MXFP8_E5M2), ("rhs", jp.MXFP4))
-    )
+    lhs, rhs = (contract.exact(arrays[name]) for name in ("lhs", "rhs"))
     exact = (lhs @ rhs.T).astype(np.float32).astype(formats.BF16)
     np.testing.assert_array_equal(expected, exact)
     self.assertGreater(len(np.unique(exact)), 50)
