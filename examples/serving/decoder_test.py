@@ -50,9 +50,9 @@ def stacked(params):
   """Stacks layers that are separate arrays, or parts of such arrays."""
   if not isinstance(params["layers"], tuple):
     return params
-  whole = lambda w: jnp.concatenate(w) if isinstance(w, tuple) else w
+  whole = lambda w: np.concatenate(w) if isinstance(w, tuple) else w
   layers = {
-    name: jnp.stack([whole(layer[name]) for layer in params["layers"]])
+    name: np.stack([whole(layer[name]) for layer in params["layers"]])
     for name in params["layers"][0]
   }
   return params | {"layers": layers, "head": whole(params["head"])}
@@ -66,18 +66,23 @@ def reference(model, tokens):
   )
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def run(how, params, tokens, cache):
+  """Returns f32[batch, tokens, vocabulary] and the cache after the tokens."""
+  x, cache = decoder.forward(how, params, tokens, cache)
+  y = decoder.logits(how, params, x.reshape(-1, CONFIG.width))
+  return y.reshape(*tokens.shape, -1), cache
+
+
 def all_logits(model, tokens, parts, start=None, dtype="float32"):
   """The same by the decoder: of some tokens, then of some more, and so on."""
-  forward = jax.jit(decoder.forward, static_argnums=0)
   start = np.zeros(len(tokens)) if start is None else start
   cache = model.new_cache(start, SLOTS, dtype)
   given = np.split(np.asarray(tokens), np.cumsum(parts)[:-1], axis=1)
   results = []
   for part in given:
-    x, cache = forward(model.decoder, model.params, jnp.asarray(part), cache)
-    rows = x.reshape(-1, CONFIG.width)
-    y = decoder.logits(model.decoder, model.params, rows)
-    results.append(np.asarray(y).reshape(*part.shape, -1))
+    y, cache = run(model.decoder, model.params, part, cache)
+    results.append(np.asarray(y))
   return np.concatenate(results, axis=1)
 
 
@@ -151,10 +156,9 @@ class CacheTest(parameterized.TestCase):
     model = variant(name)
     tokens = np.random.default_rng(2).integers(CONFIG.vocabulary, size=(1, 260))
     slots = 300  # windows of 256 and 300
-    forward = jax.jit(decoder.forward, static_argnums=0)
     cache = model.new_cache([0], slots, "float32")
     # NaN in values of slots gives NaN even if they are masked.
-    poison = lambda x: x.at[..., 256:, :].set(np.nan)
+    poison = jax.jit(lambda x: x.at[..., 256:, :].set(np.nan))
     cache = cache._replace(values=jax.tree.map(poison, cache.values))
     rows = []
     for part in np.split(tokens, (254, 255, 256, 257), axis=1):
@@ -162,10 +166,9 @@ class CacheTest(parameterized.TestCase):
         self.assertTrue(np.isfinite(np.concatenate(rows)).all())
         cure = lambda x: jnp.nan_to_num(x, nan=0.0)
         cache = cache._replace(values=jax.tree.map(cure, cache.values))
-      x, cache = forward(model.decoder, model.params, jnp.asarray(part), cache)
-      rows.append(x[0])
-    x = jnp.concatenate(rows)
-    actual = decoder.logits(model.decoder, model.params, x)
+      y, cache = run(model.decoder, model.params, part, cache)
+      rows.append(np.asarray(y[0]))
+    actual = np.concatenate(rows)
     expected = reference(variant("f32"), tokens)[0]
     self.assertLess(relative(actual, expected), F32_TOLERANCE)
 

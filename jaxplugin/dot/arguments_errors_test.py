@@ -40,7 +40,7 @@ E2M1: Final = formats.E2M1
 
 
 def ones(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-  return jnp.asarray(np.ones(shape, np.float32).astype(dtype))
+  return jax.device_put(np.ones(shape, np.float32).astype(dtype))
 
 
 def e8m0(*shape: int) -> jax.Array:
@@ -162,7 +162,7 @@ def run(malformed: Malformed, mode: str) -> None:
   elif mode == "jit":
     jax.jit(function).trace(arrays)
   else:
-    stacked = jax.tree.map(lambda a: jnp.stack([a, a]), arrays)
+    stacked = jax.tree.map(lambda a: np.stack([a, a]), arrays)
     jax.vmap(function)(stacked)
 
 

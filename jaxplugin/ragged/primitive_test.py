@@ -74,7 +74,7 @@ class VmapTest(parameterized.TestCase):
       lambda lhs, rhs, sizes, bias: jp.ragged_dot(lhs, rhs, sizes, bias=bias),
       axes,
     )
-    actual = function(*args)
+    actual = jax.jit(function)(*args)
     for i in range(ENTRIES):
       np.testing.assert_array_equal(
         actual[i], ragged_suite.expected_of(*of_entry(i))

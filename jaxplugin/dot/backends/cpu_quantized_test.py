@@ -37,11 +37,16 @@ class Row:
 
   def operands(self) -> list[Any]:
     rng = np.random.default_rng(0)
-    arrays = []
-    for format, *shape in (self.lhs, self.rhs):
-      x = jnp.asarray(rng.standard_normal(shape), jnp.float32)
-      arrays.append(jp.quantize(x, format) if format else x)
-    return arrays
+    return [
+      jax.device_put(rng.standard_normal(shape))
+      for _, *shape in (self.lhs, self.rhs)
+    ]
+
+  def quantized(self, lhs, rhs) -> list[Any]:
+    return [
+      jp.quantize(x, format) if format else x
+      for x, (format, *_) in ((lhs, self.lhs), (rhs, self.rhs))
+    ]
 
   def matmul(self, lhs, rhs, **options):
     if self.group_sizes is not None:
@@ -91,7 +96,12 @@ ROWS = (
 class QuantizedTest(absltest.TestCase):
   def test_bits_are_those_of_the_quantized_f32_result(self):
     # One program for all rows, because compiling takes most of the time.
-    operands = [row.operands() for row in ROWS]
+    floats = [row.operands() for row in ROWS]
+    operands = jax.jit(
+      lambda floats: [
+        row.quantized(*arrays) for row, arrays in zip(ROWS, floats, strict=True)
+      ]
+    )(floats)
 
     @jax.jit
     def fused(operands):
@@ -107,20 +117,32 @@ class QuantizedTest(absltest.TestCase):
         for row, arrays in zip(ROWS, operands, strict=True)
       ]
 
-    for row, got, y in zip(ROWS, fused(operands), f32(operands), strict=True):
-      with self.subTest(row.name):
-        out = row.out
-        out = jp.OutFormat(out) if isinstance(out, str) else out
-        if out.returns_amax:
-          got, amax = got
-          self.assertEqual(amax, np.abs(np.asarray(y)).max())
-        expected = jp.quantize(
+    outs = [
+      jp.OutFormat(row.out) if isinstance(row.out, str) else row.out
+      for row in ROWS
+    ]
+
+    @jax.jit
+    def quantized(results):
+      return [
+        jp.quantize(
           y,
           out.format,
           scale_rounding=out.scale_rounding,
           global_scale=out.global_scale,
           packed=out.packed,
         )
+        for out, y in zip(outs, results, strict=True)
+      ]
+
+    results = f32(operands)
+    for row, out, got, y, expected in zip(
+      ROWS, outs, fused(operands), results, quantized(results), strict=True
+    ):
+      with self.subTest(row.name):
+        if out.returns_amax:
+          got, amax = got
+          self.assertEqual(amax, np.abs(np.asarray(y)).max())
         for array, right in zip(
           jax.tree.leaves(got), jax.tree.leaves(expected), strict=True
         ):
@@ -134,7 +156,8 @@ class QuantizedTest(absltest.TestCase):
         matmul = lambda *arrays, row=row: row.matmul(
           *arrays, out_format=row.out
         )
-        text = jax.jit(matmul).lower(*row.operands()).as_text()
+        types = jax.eval_shape(row.quantized, *row.operands())
+        text = jax.jit(matmul).lower(*types).as_text()
         self.assertEqual(row.is_fused, "result_format" in text)
         if row.is_fused:
           self.assertNotIn("jaxplugin_quantize", text)

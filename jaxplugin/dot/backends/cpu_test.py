@@ -120,8 +120,8 @@ class FastestPrecisionTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     rng = np.random.default_rng(0)
-    self.x = jnp.asarray(rng.standard_normal((4, 9, 96)), jnp.float32)
-    self.w = jnp.asarray(rng.standard_normal((40, 96)), jnp.float32)
+    self.x = jax.device_put(rng.standard_normal((4, 9, 96)))
+    self.w = jax.device_put(rng.standard_normal((40, 96)))
     self.q = jp.quantize(self.w, jp.NVFP4)
 
   def dot(self, x, w, **options):
@@ -134,28 +134,30 @@ class FastestPrecisionTest(parameterized.TestCase):
   )
   def test_result_is_that_of_converted_rows(self, format):
     w = jp.quantize(self.w, format)
-    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
-      many = self.x.astype(dtype)
-      few, in_int8 = many[0, :3], [many]
+    xs = []
+    for dtype in (np.float32, jnp.bfloat16, np.float16):
+      x = np.asarray(self.x).astype(dtype)
+      few, xs = x[0, :3], [*xs, x]
       if TARGET.cpu_kernels in ("avx512_bf16", "amx_bf16"):
         rounded = jp.block_scaled_dot(few.astype(jnp.bfloat16), w)
         np.testing.assert_array_equal(self.dot(few, w), rounded)
       else:
-        in_int8.append(few)
-      for x in in_int8:
-        rows = jp.quantize(x, ROWS)
-        got = self.dot(x, w)
-        if format is not jp.UINT4_32_MIN:  # whose minima add unrounded sums
-          np.testing.assert_array_equal(got, jp.block_scaled_dot(rows, w))
-        a, b = (np.asarray(jp.dequantize(q), np.float64) for q in (rows, w))
-        floats = np.asarray(x, np.float64)
-        half = np.repeat(np.asarray(rows.scale, np.float64), 32, -1) / 2
-        bound = half * (1 + 2.0**-16) @ np.abs(b.T)
-        bound += 2 * FASTEST_BOUND * (np.abs(a) @ np.abs(b.T))
-        error = np.abs(got - floats @ b.T)
-        if format is not jp.UINT4_32_MIN:
-          self.assertTrue(np.all(error <= bound))
-        self.assertLess(np.linalg.norm(error), 0.01 * np.linalg.norm(got))
+        xs.append(few)
+    quantized = jax.jit(lambda xs: [jp.quantize(x, ROWS) for x in xs])(xs)
+    by = lambda dot: jax.jit(lambda xs, w: [dot(x, w) for x in xs])
+    results = by(self.dot)(xs, w)
+    if format is not jp.UINT4_32_MIN:  # whose minima add unrounded sums
+      contract.assert_same_bits(results, by(jp.block_scaled_dot)(quantized, w))
+    b = np.asarray(jp.dequantize(w), np.float64)
+    for x, rows, got in zip(xs, quantized, results, strict=True):
+      half = np.repeat(np.asarray(rows.scale, np.float64), 32, -1) / 2
+      bound = half * (1 + 2.0**-16) @ np.abs(b.T)
+      a = np.float64(contract.dequantized(rows))
+      bound += 2 * FASTEST_BOUND * (np.abs(a) @ np.abs(b.T))
+      error = np.abs(got - x.astype(np.float64) @ b.T)
+      if format is not jp.UINT4_32_MIN:
+        self.assertTrue(np.all(error <= bound))
+      self.assertLess(np.linalg.norm(error), 0.01 * np.linalg.norm(got))
 
   def test_a_table_may_keep_floats(self):
     with resolution.pinned("cpu", (("rows", "floats"),)):
@@ -233,7 +235,7 @@ class SquareBlocksTest(parameterized.TestCase):
   ):
     rng = np.random.default_rng(0)
     sides = {
-      name: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+      name: jax.device_put(rng.standard_normal(shape))
       for name, shape in (("lhs", lhs), ("rhs", rhs))
     }
     sides[square] = jp.quantize(sides[square], jp.FP8_128X128)

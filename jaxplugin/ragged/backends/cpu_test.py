@@ -33,8 +33,8 @@ class SquareBlocksTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     rng = np.random.default_rng(0)
-    self.x = jnp.asarray(rng.standard_normal((12, 160)), jnp.float32)
-    self.w = jnp.asarray(rng.standard_normal((3, 256, 160)), jnp.float32)
+    self.x = jax.device_put(rng.standard_normal((12, 160)))
+    self.w = jax.device_put(rng.standard_normal((3, 256, 160)))
 
   def scale_rows(self, function, *args):
     text = jax.jit(function).lower(*args).as_text()
@@ -56,12 +56,13 @@ class SquareBlocksTest(parameterized.TestCase):
   def test_mapped_arguments_keep_the_scales(self, mapped):
     w = jp.quantize(self.w, jp.FP8_128X128)
     args = [self.x, w, SIZES]
-    args[mapped] = jax.tree.map(lambda x: jnp.stack([x, x[::-1]]), args[mapped])
+    args[mapped] = jax.tree.map(lambda x: np.stack([x, x[::-1]]), args[mapped])
     in_axes = [0 if i == mapped else None for i in range(3)]
     dot = jax.vmap(jp.ragged_dot, in_axes)
     self.assertEqual(self.scale_rows(dot, *args), ["128"])
-    wanted = dot(args[0], args[1].in_rows(), args[2])
-    np.testing.assert_array_equal(dot(*args), wanted)
+    run = jax.jit(dot)
+    wanted = run(args[0], args[1].in_rows(), args[2])
+    np.testing.assert_array_equal(run(*args), wanted)
 
   def test_weights_of_partial_blocks_have_repeated_scales(self):
     w = jp.quantize(self.w[:, :200], jp.FP8_128X128)
@@ -75,7 +76,9 @@ class SquareBlocksTest(parameterized.TestCase):
     mesh = jax.make_mesh((2,), ("e",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("e")
     w = jp.quantize(self.w[:2], jp.FP8_128X128)
-    sharded = jax.device_put(w, jax.sharding.NamedSharding(mesh, spec))
+    sharded = jax.device_put(
+      jax.tree.map(np.asarray, w), jax.sharding.NamedSharding(mesh, spec)
+    )
     sizes = SIZES[:2]
     np.testing.assert_array_equal(
       jax.jit(jp.ragged_dot)(self.x, sharded, sizes),
@@ -96,8 +99,8 @@ class FastestPrecisionTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     rng = np.random.default_rng(0)
-    self.x = jnp.asarray(rng.standard_normal((27, 96)), jnp.float32)
-    w = jnp.asarray(rng.standard_normal((3, 40, 96)), jnp.float32)
+    self.x = jax.device_put(rng.standard_normal((27, 96)))
+    w = jax.device_put(rng.standard_normal((3, 40, 96)))
     self.w = jp.quantize(w, "nvfp4", batch_dims=1)
     self.dot = functools.partial(
       jp.ragged_dot, precision="fastest", implementation="cpu"
@@ -108,12 +111,13 @@ class FastestPrecisionTest(parameterized.TestCase):
     dot = functools.partial(
       jp.block_scaled_dot, precision="fastest", implementation="cpu", **options
     )
-    return jnp.concatenate(
-      [
-        *(dot(x[:12], self.w[0]), dot(x[12:15], self.w[1])),
-        *(dot(x[15:24], self.w[2]), jnp.zeros((3, 40))),
-      ]
-    )
+
+    @jax.jit
+    def run(x, w):
+      parts = dot(x[:12], w[0]), dot(x[12:15], w[1]), dot(x[15:24], w[2])
+      return jnp.concatenate([*parts, jnp.zeros((3, 40))])
+
+    return run(x, self.w)
 
   def test_groups_have_the_bits_of_their_dots(self):
     expected = self.of_groups(self.x)
@@ -137,18 +141,23 @@ class FastestPrecisionTest(parameterized.TestCase):
   def test_transformations_keep_the_precision(self):
     expected = self.of_groups(self.x)
     function = lambda x: self.dot(x, self.w, self.SIZES)
-    mapped = jax.vmap(function)(jnp.stack([self.x, 2 * self.x]))
+    mapped = jax.jit(jax.vmap(function))(np.stack([self.x, 2 * self.x]))
     # Twice as many rows may be summed in another order.
     np.testing.assert_allclose(
       mapped, [expected, 2 * expected], rtol=1e-6, atol=1e-5
     )
-    primal, tangent = jax.jvp(function, (self.x,), (self.x,))
+    plain = lambda x: jp.ragged_dot(x, self.w, self.SIZES).sum()
+
+    @jax.jit
+    def run(x):
+      gradients = jax.grad(lambda x: function(x).sum())(x), jax.grad(plain)(x)
+      return jax.jvp(function, (x,), (x,)), gradients
+
+    (primal, tangent), gradients = run(self.x)
     np.testing.assert_array_equal(primal, expected)
     np.testing.assert_array_equal(tangent, expected)
     # The derivative is that of the floats.
-    gradient = jax.grad(lambda x: function(x).sum())(self.x)
-    plain = lambda x: jp.ragged_dot(x, self.w, self.SIZES).sum()
-    np.testing.assert_allclose(gradient, jax.grad(plain)(self.x), rtol=1e-5)
+    np.testing.assert_allclose(*gradients, rtol=1e-5)
 
   def test_surrogates_keep_the_precision(self):
     w = jp.dequantize(self.w)

@@ -79,7 +79,7 @@ class DecidedTest(absltest.TestCase):
     if self.target.cpu_kernels is None:
       self.skipTest(self.target.missing(targets.CPU_KERNELS))
     rng = np.random.default_rng(0)
-    self.x = jnp.asarray(rng.integers(-3, 4, (M, K)), jnp.float32)
+    self.x = jax.device_put(np.asarray(rng.integers(-3, 4, (M, K)), np.float32))
     w = rng.integers(-3, 4, (GROUPS, N, K)).astype(np.float32)
     self.w = jp.quantize(w, jp.MXFP8)
     # Exact, as sums of small integers are in any order.
