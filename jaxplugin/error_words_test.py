@@ -18,17 +18,17 @@ pytestmark = pytest.mark.smoke
 _DIGITS = "77"
 _ARRAY = np.full(2000, 7777.0, np.float32)
 _GIVEN = {
-  "array": jnp.asarray(_ARRAY),
+  "array": jax.device_put(_ARRAY),
   "numpy": _ARRAY,
   "ints": np.full(2000, 7777, np.int32),
-  "tree": {"a": _ARRAY, "b": [jnp.asarray(_ARRAY)]},
-  "small": jnp.full(3, 7777.0),
+  "tree": {"a": _ARRAY, "b": [jax.device_put(_ARRAY)]},
+  "small": jax.device_put(_ARRAY[:3]),
 }
 # JAX refuses an array before the function sees it.
 _OF_JAX = {(jp.unswizzle_scale, "shape")}
 
-_X = jnp.ones((4, 64))
-_W = jnp.ones((2, 64, 64))
+_W = jax.device_put(np.ones((2, 64, 64), np.float32))
+_X = jax.device_put(np.ones((4, 64), np.float32))
 _Q = jp.quantize(_X, jp.MXFP8)
 _WQ = jp.quantize(_W, jp.MXFP8)
 _SIZES = jnp.array([1, 3])
@@ -44,7 +44,7 @@ def _dense(x):
 # have defaults.
 _CALLS = {
   jp.quantize: {"x": _X, "format": jp.NVFP4},
-  jp.quantize_both: {"x": jnp.ones((64, 64)), "format": jp.NVFP4},
+  jp.quantize_both: {"x": np.ones((64, 64), np.float32), "format": jp.NVFP4},
   jp.dequantize: {"x": _Q},
   jp.block_scaled_dot: {"lhs": _Q, "rhs": _Q},
   jp.linear: {"x": _X, "w_q": _WQ, "layer": 0},

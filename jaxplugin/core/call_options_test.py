@@ -25,8 +25,8 @@ from jaxplugin.tables import resolution
 from jaxplugin.testing import interpreted
 
 M, N, K = 4, 32, 64
-X = jnp.ones((M, K))
-SIZES = jnp.full((2,), 2, jnp.int32)
+X = jax.device_put(np.ones((M, K), np.float32))
+SIZES = jax.device_put(np.full(2, 2, np.int32))
 H200 = jp.named_target("h200")
 CPU = jp.named_target("cpu")  # without kernels
 NO_KERNELS = "the target has no CPU kernels"
@@ -308,9 +308,14 @@ class WorkspaceTest(interpreted.RecordedTestCase):
   @interpreted.needs_interpreter
   def test_results_stay_right(self):
     rng = np.random.default_rng(0)
-    x = jnp.array(rng.integers(-4, 5, size=(2, 4096)), jnp.bfloat16)
+    x = jax.device_put(
+      np.asarray(rng.integers(-4, 5, size=(2, 4096)), jnp.bfloat16)
+    )
     w = jp.quantize(
-      jnp.array(rng.integers(-4, 5, size=(16, 4096)), jnp.float32), "mxfp8"
+      jax.device_put(
+        np.asarray(rng.integers(-4, 5, size=(16, 4096)), np.float32)
+      ),
+      "mxfp8",
     )
     expected = np.asarray(x, np.float64) @ np.asarray(jp.dequantize(w)).T
     for limit, is_split in ((None, True), (0, False)):

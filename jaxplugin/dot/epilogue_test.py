@@ -102,7 +102,7 @@ class ProductTest(parameterized.TestCase):
   @pytest.mark.sample(1)
   def test_derivative_of_the_factor_is_that_of_the_product(self, *shapes):
     first, second = (
-      jnp.asarray(np.random.default_rng(i).uniform(1, 9, shape), jnp.float32)
+      jax.device_put(np.random.default_rng(i).uniform(1, 9, shape))
       for i, shape in enumerate(shapes)
     )
 

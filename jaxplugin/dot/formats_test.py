@@ -170,8 +170,8 @@ class ShardingTest(explicit.ExplicitTestCase, FormatsTest):
       (P("b", "a"), (jp.FP8_128X128, jp.INT8_ROW)),
       (P(None, ("a", "b")), (jp.FP8_128X128, jp.INT4_128)),
     ):
-      placed = jax.device_put(w, NamedSharding(mesh, spec))
-      rows = jax.device_put(x, NamedSharding(mesh, P()))
+      placed = jax.device_put(np.asarray(w), NamedSharding(mesh, spec))
+      rows = jax.device_put(np.asarray(x), NamedSharding(mesh, P()))
       found = run(rows, placed, formats)
       for format, (values, y) in zip(formats, found, strict=True):
         w_q = jp.quantize(w, format)

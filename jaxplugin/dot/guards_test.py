@@ -282,7 +282,7 @@ class RaisesTest(Case):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
     sharding = jax.sharding.NamedSharding(mesh, P("x"))
     x, w = pair()
-    x = jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), x)
+    x = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf), sharding), x)
     with self.assertRaises(KeyError) as caught, jp.debug_checks():
       jax.jit(fresh(dot))(x, w)
       raise KeyError("mine")

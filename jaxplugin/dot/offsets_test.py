@@ -84,11 +84,11 @@ def weight(format, *shape, seed=0):
   if np.dtype(format.offset_dtype).kind in "iu":
     offset = rng.integers(0, 1 << bits, sizes)
   return jp.ScaledArray(
-    jnp.asarray(values),
-    jnp.asarray(scale),
+    jax.device_put(values),
+    jax.device_put(scale),
     None,
     format,
-    offset=jnp.asarray(offset.astype(format.offset_dtype)),
+    offset=jax.device_put(offset.astype(format.offset_dtype)),
   )
 
 
@@ -113,7 +113,7 @@ class OffsetsTest(parameterized.TestCase):
 
   @parameterized.parameters(*FORMATS)
   def test_product_is_within_the_bound(self, format):
-    x, w = jnp.asarray(normal(1, ROWS, K)), weight(format, COLUMNS, K)
+    x, w = jax.device_put(normal(1, ROWS, K)), weight(format, COLUMNS, K)
     rows = [x, x.astype(jnp.bfloat16)]
     rows += [jp.quantize(x, name) for name in ("int8_row", "nvfp4")]
 
@@ -204,7 +204,10 @@ class OffsetsTest(parameterized.TestCase):
       np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3)
 
   def test_straight_through_derivative(self):
-    x, w = jnp.asarray(normal(1, ROWS, K)), jnp.asarray(normal(0, COLUMNS, K))
+    x, w = (
+      jax.device_put(normal(1, ROWS, K)),
+      jax.device_put(normal(0, COLUMNS, K)),
+    )
 
     def loss(w, x):
       w_q = jp.quantize(w, jp.UINT4_128, derivative="straight_through")
@@ -217,7 +220,7 @@ class OffsetsTest(parameterized.TestCase):
     np.testing.assert_allclose(x_bar, 2 * y @ exact, rtol=1e-3, atol=0.1)
 
   def test_offsets_have_no_derivative(self):
-    x, w = jnp.asarray(normal(1, ROWS, K)), weight(jp.UINT4_32_MIN, 4, K)
+    x, w = jax.device_put(normal(1, ROWS, K)), weight(jp.UINT4_32_MIN, 4, K)
 
     def loss(offset):
       array = jp.ScaledArray(w.values, w.scale, None, w.format, offset=offset)
@@ -602,7 +605,7 @@ class ShardedTest(parameterized.TestCase):
   """Arrays with offsets on eight devices."""
 
   def put(self, mesh, x, spec):
-    return jp.shard(x, NamedSharding(mesh, spec))
+    return jp.shard(jax.tree.map(np.asarray, x), NamedSharding(mesh, spec))
 
   def stacked(self):
     """Returns rows, a stack of weights, and what the weights mean."""

@@ -65,7 +65,10 @@ class _Stages(parameterized.TestCase):
     with jax.set_mesh(mesh):
       args = [
         jax.tree.map(
-          lambda x, spec=spec: jax.device_put(x, NamedSharding(mesh, spec)), arg
+          lambda x, spec=spec: jax.device_put(
+            np.asarray(x), NamedSharding(mesh, spec)
+          ),
+          arg,
         )
         for arg, spec in zip(args, specs, strict=True)
       ]

@@ -141,7 +141,7 @@ class ShardedDotTest(explicit.AutoTestCase):
       lambda l, r: jp.block_scaled_dot(l, r, dimension_numbers=numbers)
     )
     expected = function(lhs, rhs)
-    sharded_lhs = self.put(jnp.asarray(lhs), P("a", None, "b"))
+    sharded_lhs = self.put(jax.device_put(lhs), P("a", None, "b"))
     sharded_rhs = self.put(rhs, P(None, None, "a"))
     result = function(sharded_lhs, sharded_rhs)
     np.testing.assert_array_equal(result, expected)
@@ -407,7 +407,7 @@ class ReduceDtypeTest(explicit.AutoTestCase):
       functools.partial(
         jp.block_scaled_dot, bias=bias, activation="relu", reduce_dtype=dtype
       ),
-      with_global_scale(jnp.asarray(lhs), jnp.full((1, 1), scale)),
+      with_global_scale(jax.device_put(lhs), jnp.full((1, 1), scale)),
       jp.quantize(rhs, jp.MXFP8),
     )
     parts = [
@@ -453,8 +453,8 @@ class ReduceDtypeTest(explicit.AutoTestCase):
     for out in (P("a"), P(None, "a"), P("b", "a")):
       result = self.run_sharded(
         functools.partial(jp.block_scaled_dot, reduce_dtype=dtype),
-        with_global_scale(jnp.asarray(lhs), jnp.asarray(rows)),
-        with_global_scale(jnp.asarray(rhs), jnp.asarray(columns)),
+        with_global_scale(jax.device_put(lhs), jax.device_put(rows)),
+        with_global_scale(jax.device_put(rhs), jax.device_put(columns)),
         out,
       )
       self.assertTrue(

@@ -182,7 +182,9 @@ class CopiesTest(absltest.TestCase):
       out_specs=P(None, "x"),
     )
     exact = np.einsum("mk,lnk->lmn", x.exact, stack.exact)
-    given = jax.device_put(x.operand, jax.NamedSharding(mesh, P("x")))
+    given = jax.device_put(
+      np.asarray(x.operand), jax.NamedSharding(mesh, P("x"))
+    )
     for function in (local, each_layer):
       args = (given,) if function is local else (given, stack.operand)
       actual = jax.jit(function)(*args)
@@ -196,7 +198,7 @@ class CopiesTest(absltest.TestCase):
       mesh.devices, ("x",), axis_types=(jax.sharding.AxisType.Explicit,)
     )
     place = lambda x, *spec: jax.device_put(
-      x, jax.NamedSharding(mesh, P(*spec))
+      np.asarray(x), jax.NamedSharding(mesh, P(*spec))
     )
     columns = jax.tree.map(lambda w: place(w, None, "x"), stack.operand)
     function = jax.jit(lambda x, w: jp.linear(x, w[2]))
@@ -243,8 +245,8 @@ class TransformationsTest(parameterized.TestCase):
   def test_gradients_are_those_of_the_layer_alone(self):
     rng = np.random.default_rng(1)
     stack = make(rng, jp.MXFP8, (LAYERS, N, K)).operand
-    x = jnp.asarray(rng.normal(size=(2, K)), jnp.float32)
-    bias = jnp.asarray(rng.normal(size=(LAYERS, N)), jnp.float32)
+    x = jax.device_put(rng.normal(size=(2, K)))
+    bias = jax.device_put(rng.normal(size=(LAYERS, N)))
 
     def loss(product, x, bias):
       return jnp.square(product(x, bias)).sum()

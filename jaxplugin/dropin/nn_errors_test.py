@@ -6,6 +6,8 @@ If JAX refuses a call of `scaled_matmul` or `scaled_dot` as well, both raise the
 same type of error.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,9 @@ NT_3D = nn_cases.NT_3D
 
 def ones(*shape, dtype=E4M3):
   return np.ones(shape, dtype)
+
+
+floats = functools.partial(ones, dtype=np.float32)
 
 
 def scale(*shape):
@@ -55,8 +60,8 @@ DOT = {
   "dimension_numbers": NT_3D,
 }
 DOT_GENERAL = {
-  "lhs": jnp.ones((2, 3, 64)),
-  "rhs": jnp.ones((2, 3, 64)),
+  "lhs": floats(2, 3, 64),
+  "rhs": floats(2, 3, 64),
   "dimension_numbers": NT_3D,
   "configs": [MXFP8] * 3,
 }
@@ -88,7 +93,7 @@ MATMUL_TYPE_ERRORS = {
   r"lhs must be an array, got \[\[\[1": {"lhs": [[[1.0]]]},
   "rhs must be an array, got None": {"rhs": None},
   "lhs must be an array, got ScaledArray.*block_scaled_dot": {
-    "lhs": jp.quantize(jnp.ones((2, 3, 64)), jp.MXFP8)},
+    "lhs": jp.quantize(floats(2, 3, 64), jp.MXFP8)},
 }  # fmt: skip
 MATMUL_VALUE_ERRORS = {
   UNKNOWN_IMPLEMENTATION: {"implementation": "cuda"},
@@ -152,29 +157,29 @@ DOT_GENERAL_VALUE_ERRORS = {
   "scale_type float8_e8m0fnu, got .*float8_e4m3fn": {
     "configs": [config(scale_type=jnp.float8_e4m3fn)] * 3},
   r"configs\[2\] of mode mxfp8 must not have a global_scale": {
-    "configs": [MXFP8] * 2 + [config(global_scale=jnp.ones(1))]},
+    "configs": [MXFP8] * 2 + [config(global_scale=floats(1))]},
   r"configs\[0\] of mode nvfp4 must have a global_scale, got None": {
     "configs": [config(NVFP4, global_scale=None)] * 3},
   r"global_scale of configs\[0\] must be positive and finite, got 0.0": {
-    "configs": [config(NVFP4, global_scale=jnp.zeros(1))] * 3},
+    "configs": [config(NVFP4, global_scale=0 * floats(1))] * 3},
   UNKNOWN_IMPLEMENTATION: {"implementation": "cuda"},
 }  # fmt: skip
 DOT_GENERAL_TYPE_ERRORS = {
   r"configs\[0\] must be a config, got 'mxfp8', .* no mode, block_size": {
     "configs": ["mxfp8"] * 3},
   r"one float32, f32\[\] or f32\[1\], got float32\[2\]": {
-    "configs": [config(NVFP4, global_scale=jnp.ones(2))] * 3},
+    "configs": [config(NVFP4, global_scale=floats(2))] * 3},
   r"one float32, .* got bfloat16\[1\]": {
-    "configs": [config(NVFP4, global_scale=jnp.ones(1, jnp.bfloat16))] * 3},
+    "configs": [config(NVFP4, global_scale=ones(1, dtype=jnp.bfloat16))] * 3},
   "preferred_element_type must be float32, bfloat16 or float16, got .*int32": {
     "preferred_element_type": np.int32},
   "None": {"preferred_element_type": None},
   "must not be None": {"dimension_numbers": None},
   "contracting sizes must agree, got 64 .* and 40": {
-    "rhs": jnp.ones((2, 3, 40))},
-  "rhs, which has rank 1": {"rhs": jnp.ones(64)},
+    "rhs": floats(2, 3, 40)},
+  "rhs, which has rank 1": {"rhs": floats(64)},
   "lhs must have a real dtype, got complex64": {
-    "lhs": jnp.ones((2, 3, 64), np.complex64)},
+    "lhs": ones(2, 3, 64, dtype=np.complex64)},
   "lhs must be an array": {"lhs": [1.0]},
 }  # fmt: skip
 

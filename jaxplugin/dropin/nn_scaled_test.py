@@ -369,7 +369,7 @@ class ScaledDotTest(parameterized.TestCase):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     x, scale = side.make(rng_of(14))
     put = lambda array, axis: jax.device_put(
-      array, jax.NamedSharding(mesh, jax.P(None, axis))
+      np.asarray(array), jax.NamedSharding(mesh, jax.P(None, axis))
     )
     f = jax.jit(lambda *x: scaled_dot(x, x))
     result = f(put(x, "x"), put(scale, scale_axis))

@@ -28,8 +28,8 @@ B200 = jp.named_target("b200", cudnn="9.13")
 LOWERED_MI355X = jp.named_target("mi355x").with_library(targets.JAX_TRITON)
 H200 = jp.named_target("h200")
 CPU = dataclasses.replace(jp.named_target("cpu"), cpu_kernels="avx2")
-X = jnp.ones((32, 64), jnp.float32)
-W = jp.quantize(jnp.ones((64, 64)), jp.MXFP8)
+X = jax.device_put(np.ones((32, 64), np.float32))
+W = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)
 mxfp8 = jp.dot_general(jp.MXFP8, jp.MXFP8)
 
 

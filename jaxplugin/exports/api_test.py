@@ -390,12 +390,12 @@ class ExportCase(parameterized.TestCase):
     self.rng = np.random.default_rng(0)
 
   def floats(self, *shape):
-    return jnp.asarray(self.rng.normal(size=shape), jnp.float32)
+    return jax.device_put(self.rng.normal(size=shape))
 
   def put(self, tree, *spec):
     def put(leaf):
       sharding = NamedSharding(self.mesh, P(*spec) if leaf.size > 1 else P())
-      return jax.device_put(leaf, sharding)
+      return jax.device_put(np.asarray(leaf), sharding)
 
     return jax.tree.map(put, tree)
 

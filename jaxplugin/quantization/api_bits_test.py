@@ -351,8 +351,8 @@ dequantize = jax.jit(quantization.dequantize, static_argnames="dtype")
 def scaled(codes, scale_codes, format, global_scale=None):
   """`ScaledArray` of raw bytes."""
   return scaled_array.ScaledArray(
-    jnp.asarray(codes.astype(np.uint8).view(format.array_dtype)),
-    jnp.asarray(scale_codes.astype(np.uint8).view(format.scale_dtype)),
+    jax.device_put(codes.astype(np.uint8).view(format.array_dtype)),
+    jax.device_put(scale_codes.astype(np.uint8).view(format.scale_dtype)),
     global_scale,
     format,
   )

@@ -165,8 +165,8 @@ class ScanTest(parameterized.TestCase):
   @parameterized.parameters(*FP4)
   def test_scan_slices_bytes_of_weights_that_are_not_prepared(self, format):
     rng = np.random.default_rng(3)
-    weights = jnp.asarray(rng.normal(size=(4, 32, 64)), jnp.float32)
-    x = jnp.asarray(rng.normal(size=(2, 64)), jnp.float32)
+    weights = jax.device_put(rng.normal(size=(4, 32, 64)))
+    x = jax.device_put(rng.normal(size=(2, 64)))
 
     def layers(x, w_q):
       step = lambda x, w: (x, dot.block_scaled_dot(x, w))
@@ -239,7 +239,9 @@ class ScaleLayoutTest(parameterized.TestCase):
   def test_partitioned_module_agrees(self):
     mesh = jax.make_mesh((4,), ("x",))
     x = layout_numbers((512, 128))
-    sharded = jax.device_put(x, jax.sharding.NamedSharding(mesh, P("x")))
+    sharded = jax.device_put(
+      np.asarray(x), jax.sharding.NamedSharding(mesh, P("x"))
+    )
     quantize = jax.jit(
       lambda x: jp.quantize(x, jp.MXFP8, scale_layout=SWIZZLED)
     )

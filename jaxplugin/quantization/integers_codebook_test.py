@@ -208,7 +208,8 @@ def random_weight(rng, format, n, k):
   blocks = -(-k // format.along(k).block_size)
   values = rng.integers(0, 256, (n, k // 2), np.uint8)
   scale = rng.uniform(-2, 2, (n, blocks)).astype(format.scale_dtype)
-  return jp.ScaledArray(jnp.asarray(values), jnp.asarray(scale), None, format)
+  values, scale = jax.device_put((values, scale))
+  return jp.ScaledArray(values, scale, None, format)
 
 
 @NEEDS_KERNELS
@@ -265,7 +266,7 @@ class CodebookKernelsTest(parameterized.TestCase):
     codes[5] = 0  # an entry that is not 0
     scale[5] = 1e25
     w = jp.ScaledArray(codes, scale, None, jp.NF4)
-    x = jnp.asarray(np.random.default_rng(7).normal(size=(3, 192)), "float32")
+    x = jax.device_put(np.random.default_rng(7).normal(size=(3, 192)))
     self.assert_within(jp.block_scaled_dot(x, w, implementation="cpu"), x, w)
 
   def test_mxfp8_rows_and_an_epilogue(self):
@@ -335,7 +336,7 @@ class CodebookDotTest(parameterized.TestCase):
     w = random_weight(rng, format, n, k)
     w_exact = reference.oracle_dequantize(w.values, w.scale, format)
     for rows in (1, 5, 40):
-      x = jnp.asarray(rng.normal(size=(rows, k)), jnp.float32)
+      x = jax.device_put(rng.normal(size=(rows, k)))
       lhs, exact = x, np.asarray(x, np.float64)
       if lhs_format is not None:
         lhs = jp.quantize(x, lhs_format)
@@ -348,7 +349,7 @@ class CodebookDotTest(parameterized.TestCase):
     rng = np.random.default_rng(3)
     w = rng.normal(size=(3, 32, 128)).astype(np.float32)
     stack = jp.quantize(w, "nf4")
-    x = jnp.asarray(rng.normal(size=(9, 128)), jnp.float32)
+    x = jax.device_put(rng.normal(size=(9, 128)))
     exact = np.asarray(x, np.float64) @ np.asarray(
       reference.oracle_dequantize(stack.values, stack.scale, jp.NF4)
     ).transpose(0, 2, 1)

@@ -487,7 +487,9 @@ class FusedTest(ReproTestCase):
 class ShardedTest(ReproTestCase):
   def operands(self, axis_type):
     mesh = jax.make_mesh((4, 2), ("data", "model"), (axis_type,) * 2)
-    put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+    put = lambda x, *spec: jax.device_put(
+      np.asarray(x), NamedSharding(mesh, P(*spec))
+    )
     return mesh, put(normal(8, 64), "data"), put(normal(32, 64), "model")
 
   def test_sharded_program_is_replayed_on_eight_devices_and_on_one(self):

@@ -98,7 +98,7 @@ class CompositionTest(parameterized.TestCase):
     sharding = NamedSharding(mesh, PartitionSpec("x"))
     factor = 3 if wrap is constructs.in_scan else 1
     with jax.set_mesh(mesh):
-      args = jax.device_put(args, sharding)
+      args = jax.device_put(jax.tree.map(np.asarray, args), sharding)
       function = jax.jit(jp.accelerate(wrap(f)))
       self.assertEqual(
         jax.make_jaxpr(function)(*args).out_avals,

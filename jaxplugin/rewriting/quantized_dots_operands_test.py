@@ -23,13 +23,13 @@ MXFP8 = jp.training.MXFP8_RECIPE
 NVFP4 = dataclasses.replace(jp.training.NVFP4_RECIPE, stochastic_rounding=False)
 RNG = np.random.default_rng(0)
 PARAMS = {
-  "first": jnp.asarray(RNG.normal(size=(64, 96)), jnp.float32),
-  "bias": jnp.asarray(RNG.normal(size=(96,)), jnp.float32),
-  "second": jnp.asarray(RNG.normal(size=(96, 32)), jnp.float32),
+  "first": jax.device_put(RNG.normal(size=(64, 96))),
+  "bias": jax.device_put(RNG.normal(size=(96,))),
+  "second": jax.device_put(RNG.normal(size=(96, 32))),
 }
-X = jnp.asarray(RNG.normal(size=(16, 64)), jnp.float32)
-ROWS = jnp.asarray(RNG.normal(size=(16, 32)), jnp.float32)
-WEIGHTS = jnp.asarray(RNG.normal(size=(4, 32, 32)), jnp.float32)
+X = jax.device_put(RNG.normal(size=(16, 64)))
+ROWS = jax.device_put(RNG.normal(size=(16, 32)))
+WEIGHTS = jax.device_put(RNG.normal(size=(4, 32, 32)))
 
 
 def by_matmul(params, x):

@@ -6,6 +6,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 from flax import nnx
@@ -17,8 +18,8 @@ from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.rewriting import calls, sites, sources
 
 RECIPE = jp.training.MXFP8_RECIPE
-W = jnp.ones((64, 64))
-X = jnp.ones((8, 64))
+W = jax.device_put(np.ones((64, 64), np.float32))
+X = jax.device_put(np.ones((8, 64), np.float32))
 P = jax.sharding.PartitionSpec
 MESH = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
 

@@ -22,7 +22,7 @@ EPSILON: Final = 16 * 2.0**-24
 def normal(*shape: int, dtype: Any = np.float32) -> jax.Array:
   """Returns random numbers with a seed that depends on the shape."""
   rng = np.random.default_rng(sum(shape))
-  return jnp.asarray(rng.normal(size=shape), dtype)
+  return jax.device_put(rng.normal(size=shape).astype(dtype))
 
 
 def quantized(w: Any, format: str, axis: int | tuple[int, ...]) -> Any:

@@ -243,7 +243,7 @@ class InterfaceTest(parameterized.TestCase):
     ({"packed": True},), ({"scale_layout": "swizzled_128x4"},)
   )
   def test_results_are_packed_and_swizzled_after_it(self, options):
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 64)), jnp.float32)
+    x = jax.device_put(np.random.default_rng(0).normal(size=(5, 64)))
     pack = lambda x: jp.quantize(x, jp.MXFP4, **options)
     expected = pack(x)
     self.register(quantize, "quantize")

@@ -71,10 +71,12 @@ ALL = (*CASES, *GRADIENTS)
 def operands(prologue, shape, dtype, seed=0):
   """Returns x and {name: operand} for a result of a shape."""
   rng = np.random.default_rng(seed)
-  x = jnp.asarray(3 * rng.standard_normal(prologue.x_shape(shape)), dtype)
+  x = jax.device_put(
+    np.asarray(3 * rng.standard_normal(prologue.x_shape(shape)), dtype)
+  )
   types = prologues.operand_types(prologue, shape, np.dtype(dtype))
   more = {
-    name: jnp.asarray(rng.standard_normal(size), kind)
+    name: jax.device_put(np.asarray(rng.standard_normal(size), kind))
     for name, (size, kind) in zip(prologue.operands, types, strict=True)
   }
   return x, more

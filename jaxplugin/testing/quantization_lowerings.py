@@ -7,7 +7,6 @@ import importlib.util
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
@@ -91,7 +90,7 @@ def numbers(shape, dtype, seed=0):
   flat[301] = -0.0
   flat[400:432] *= 1e-6
   with np.errstate(over="ignore"):
-    return jnp.asarray(x.astype(dtype))
+    return jax.device_put(x.astype(dtype))
 
 
 class InterpretedTestCase(parameterized.TestCase):

@@ -37,7 +37,9 @@ def loss(params, batch):
 
 
 def put(mesh, w_spec, rows):
-  place = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+  place = lambda x, spec: jax.device_put(
+    np.asarray(x), NamedSharding(mesh, spec)
+  )
   params = {"w": place(W, w_spec), "b": place(BIAS, P())}
   return params, (place(X, P(rows)), place(Y, P(rows)))
 
@@ -130,7 +132,9 @@ class DotTest(parameterized.TestCase):
       key_argnum=key_argnum,
       has_aux=True,
     )
-    place = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+    place = lambda x, spec: jax.device_put(
+      np.asarray(x), NamedSharding(mesh, spec)
+    )
     (value, y), gradient = jax.jit(step)(
       place(w, w_spec), place(x, P("a")), key
     )

@@ -64,10 +64,10 @@ def arrays(dtype=jnp.float32):
     "down": (HIDDEN, FEATURES),
   }
   params = {
-    name: jnp.asarray(rng.standard_normal(size) / 8, dtype)
+    name: jax.device_put(np.asarray(rng.standard_normal(size) / 8, dtype))
     for name, size in sizes.items()
   }
-  return params, jnp.asarray(rng.standard_normal(SHAPE), dtype)
+  return params, jax.device_put(np.asarray(rng.standard_normal(SHAPE), dtype))
 
 
 def scaled_derivative(rule, fn):
@@ -471,7 +471,7 @@ class FusedGradientsTest(parameterized.TestCase):
     params, x = arrays()
     mesh = Mesh(np.reshape(jax.devices()[:4], (2, 2)), ("data", "model"))
     place = lambda a, *spec: jax.device_put(
-      a, jax.sharding.NamedSharding(mesh, P(*spec))
+      np.asarray(a), jax.sharding.NamedSharding(mesh, P(*spec))
     )
     split = {
       "gate": place(params["gate"], None, "model"),

@@ -189,7 +189,7 @@ class ShardMapTest(parameterized.TestCase):
 
     with jax.set_mesh(mesh):
       x, w, c = (
-        jax.device_put(a, NamedSharding(mesh, spec))
+        jax.device_put(np.asarray(a), NamedSharding(mesh, spec))
         for a, spec in ((X, P("d")), (W, P(None, "b")), (C, P("d", "b")))
       )
       if is_inside:

@@ -326,7 +326,9 @@ class LoweredTest(parameterized.TestCase):
     super().setUp()
     rng = np.random.default_rng(0)
     self.x, self.w = (
-      jp.quantize(jnp.asarray(rng.integers(-3, 4, (r, 64)), jnp.float32), f)
+      jp.quantize(
+        jax.device_put(np.asarray(rng.integers(-3, 4, (r, 64)), np.float32)), f
+      )
       for r, f in ((3, jp.MXFP8), (40, jp.MXFP4))
     )
 

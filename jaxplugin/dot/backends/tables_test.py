@@ -535,7 +535,9 @@ class TuningContextTest(FolderTestCase):
     mesh = jax.make_mesh((2,), ("x",))
     spec = jax.sharding.PartitionSpec("x")
     x, w = operands(6)
-    x = jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
+    x = jax.device_put(
+      jax.tree.map(np.asarray, x), jax.sharding.NamedSharding(mesh, spec)
+    )
     f = jax.jit(jp.block_scaled_dot)
     with jp.tuning(xla_faster_here(m=3)):
       text = f.lower(x, w).compile().as_text()

@@ -17,7 +17,7 @@ NVFP4 = {"global_scale": np.float32(0.01), "returns_amax": True}
 
 
 def array(*shape):
-  return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+  return jax.device_put(np.random.default_rng(0).normal(size=shape))
 
 
 X, W = array(2, M // 2, K), jp.quantize(array(N, K), "mxfp4")

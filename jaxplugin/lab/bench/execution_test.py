@@ -30,8 +30,7 @@ def made(function=product, operands=None, **fields):
   def default(i):
     rng = np.random.default_rng(i)
     return tuple(
-      jnp.asarray(rng.standard_normal(shape), jnp.float32)
-      for shape in ((2, 8), (3, 8))
+      jax.device_put(rng.standard_normal(shape)) for shape in ((2, 8), (3, 8))
     )
 
   return variants.Variant(

@@ -182,7 +182,7 @@ class DecidedTest(parameterized.TestCase):
     return records.table_of(header, made.rows)
 
   def test_a_row_decides_what_is_lowered_and_no_bit_changes(self):
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(M, K)), jnp.float32)
+    x = jax.device_put(np.random.default_rng(0).normal(size=(M, K)))
     f = jax.jit(functools.partial(jp.quantize, format=jp.MXFP4))
     kernel = f.lower(x).as_text()
     self.assertIn("jaxplugin_quantize", kernel)

@@ -131,7 +131,9 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     )
     x = quantization_lowerings.numbers((16, 64), np.float32)
     sharding = jax.sharding.NamedSharding(mesh, P("x"))
-    self.assert_same_bits(jax.jit(quantize), jax.device_put(x, sharding))
+    self.assert_same_bits(
+      jax.jit(quantize), jax.device_put(np.asarray(x), sharding)
+    )
 
 
 @quantization_lowerings.needs_jax_triton

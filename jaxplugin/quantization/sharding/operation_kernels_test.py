@@ -63,7 +63,7 @@ class BitwiseTest(lowerings.InterpretedTestCase):
     expected = lowerings.by_operations(quantize)(x)
     target = targets.named_target("h200")
     with targets.use_target(target), jax.set_mesh(self.mesh):
-      sharded = jax.device_put(x, NamedSharding(self.mesh, spec))
+      sharded = jax.device_put(np.asarray(x), NamedSharding(self.mesh, spec))
       # A new function, so that JAX traces it again.
       actual = jax.jit(lambda x: quantize(x))(sharded)
     contract.assert_same_bits(actual, expected)

@@ -75,7 +75,7 @@ class MeshTestCase(parameterized.TestCase):
     self.mesh = jax.sharding.Mesh(devices.reshape(4, 2), ("x", "y"))
 
   def put(self, x, *spec):
-    return jax.device_put(x, NamedSharding(self.mesh, P(*spec)))
+    return jax.device_put(np.asarray(x), NamedSharding(self.mesh, P(*spec)))
 
   def assert_same_bits(self, function, x, spec, *more):
     """Returns optimized HLO of a sharded call, which has one device's bits."""

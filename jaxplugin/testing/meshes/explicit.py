@@ -8,6 +8,7 @@ import unittest
 from typing import Any, Final
 
 import jax
+import numpy as np
 from absl.testing import parameterized
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -36,14 +37,15 @@ def put(mesh: Any, tree: Any, spec: P) -> Any:
   """Places arrays, each split by `spec` along dimensions larger than 1.
 
   One spec fits the values, scale and global scale of a `ScaledArray`: entries
-  beyond an array's rank are ignored.
+  beyond an array's rank are ignored. The arrays pass through NumPy, because JAX
+  compiles a program for each array that it cuts on a device.
   """
 
   def one(x: Any) -> jax.Array:
     own = P(
       *(a if n > 1 else None for a, n in zip(spec, x.shape, strict=False))
     )
-    return jax.device_put(x, NamedSharding(mesh, own))
+    return jax.device_put(np.asarray(x), NamedSharding(mesh, own))
 
   return jax.tree.map(one, tree)
 
