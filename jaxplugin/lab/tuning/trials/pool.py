@@ -134,7 +134,8 @@ class _Process:
   def yield_to_others(self) -> None:
     """Lowers the priority, if the system supports it."""
     with contextlib.suppress(AttributeError, OSError):
-      os.setpriority(os.PRIO_PROCESS, self._child.process.pid, _NICENESS)
+      process = os.PRIO_PROCESS, self._child.process.pid
+      os.setpriority(*process, os.getpriority(*process) + _NICENESS)
 
   def stop(self) -> None:
     self._child.stop()
