@@ -141,36 +141,32 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
   def replace(self, operation: binding_private.BoundOperation) -> Any:
     if operation.name == ragged_dots.NAME:
       return self._ragged_dot(operation)
-    primitive, params = operation.primitive, operation.params
-    args = list(operation.args)
-    matmuls, dots = jax_private.scaled_primitives()
-    if primitive.name == "jit" and params["name"] == _MATMUL_JIT_NAME:
-      # JAX traced its equation for the first call with such shapes. Another
-      # call has another line.
-      inner = _only_equation(params["jaxpr"])
-      if inner is None or inner.primitive not in matmuls:
-        return None
-      primitive, params = inner.primitive, inner.params
-    if primitive in matmuls:
-      numbers = nn_scaled.MATMUL_NUMBERS
-    elif primitive in dots:
-      numbers = params["dimension_numbers"]
+    dot = _scaled_dot(operation)
+    if dot is not None:
+      return self._dot(dot)
+    if any(self._known(x) is not None for x in operation.args):
+      return self._inside(operation)
+    return None
+
+  def _dot(self, operation: binding_private.BoundOperation) -> Any:
+    """Returns the results of a scaled dot, or None if it stays."""
+    matmuls, _ = jax_private.scaled_primitives()
+    is_matmul = operation.primitive in matmuls
+    args, numbers = list(operation.args), nn_scaled.MATMUL_NUMBERS
+    if not is_matmul:
+      numbers = operation.params["dimension_numbers"]
       for i, contracting in zip((2, 3), numbers[0], strict=True):
         if self._is_placeholder(args[i], contracting):
           args[i] = None
-    elif any(self._known(x) is not None for x in args):
-      return self._inside(operation)
-    else:
-      return None
-    dtype = params["preferred_element_type"]
+    dtype = operation.params["preferred_element_type"]
     reason = _unsupported(args, numbers, dtype)
     self._outcome.is_noted = True
     if reason is not None:
-      _warn(primitive.name, reason)
+      _warn(operation.name, reason)
       return None
     lhs, rhs, lhs_scale, rhs_scale = args
     # `scaled_dot_general` calls a matmul with configs of different block sizes.
-    if primitive in matmuls and lhs_scale.shape[2] == rhs_scale.shape[2]:
+    if is_matmul and lhs_scale.shape[2] == rhs_scale.shape[2]:
       result = nn_scaled.scaled_matmul(
         lhs,
         rhs,
@@ -190,7 +186,7 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
         implementation=self._implementation,
       )
     result = _with_jax_type(result)
-    return [result] if primitive in matmuls else result
+    return [result] if is_matmul else result
 
   def _ragged_dot(
     self, operation: binding_private.BoundOperation
@@ -409,14 +405,27 @@ def _with_jax_type(x: jax.Array) -> jax.Array:
   return _jax_type_p.bind(x)
 
 
-def _only_equation(jaxpr: Any) -> Any:
-  """Returns the equation of a jaxpr that consists of one, or None."""
-  jaxpr = jaxpr.jaxpr
+def _scaled_dot(
+  operation: binding_private.BoundOperation,
+) -> binding_private.BoundOperation | None:
+  """Returns JAX's scaled dot that an operation is or calls, or None."""
+  matmuls, dots = jax_private.scaled_primitives()
+  if operation.primitive in matmuls | dots:
+    return operation
+  if operation.name != "jit" or operation.params["name"] != _MATMUL_JIT_NAME:
+    return None
+  jaxpr = operation.params["jaxpr"].jaxpr
   if len(jaxpr.eqns) != 1:
     return None
   (eqn,) = jaxpr.eqns
   is_all = eqn.invars == jaxpr.invars and eqn.outvars == jaxpr.outvars
-  return eqn if is_all else None
+  if not is_all or eqn.primitive not in matmuls:
+    return None
+  # JAX traced this equation for the first call with such shapes. Another call
+  # has another line.
+  return binding_private.BoundOperation(
+    eqn.primitive, operation.args, eqn.params
+  )
 
 
 def _unsupported(args: Sequence[Any], numbers: Any, dtype: Any) -> str | None:

@@ -498,6 +498,15 @@ def in_carry(f):
   return scan
 
 
+def in_scaled_matmul(f):
+  """`jax.nn.scaled_matmul` is a jitted function of this name."""
+
+  def _scaled_matmul(x, w, sizes):
+    return f(x, w, sizes)
+
+  return jax.jit(_scaled_matmul)
+
+
 # Functions that are given dequantized weights, as a library's are, by name with
 # their factors. Each takes rows, weights (groups, k, n) and sizes. Weights are
 # not followed into a linear solve or a composite.
@@ -508,6 +517,7 @@ LIBRARY = {
 } | {
   "jit_of_custom_vjp": (jax.jit(constructs.in_custom_vjp(lax.ragged_dot)), 1),
   "carry": (in_carry(lax.ragged_dot), 1),
+  "scaled_matmul": (in_scaled_matmul(lax.ragged_dot), 1),
   "shard_map": (in_shard_map(lax.ragged_dot), 1),
 }
 
