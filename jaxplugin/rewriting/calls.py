@@ -11,6 +11,7 @@ traced again, by a walker that has the same facts about their arguments.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -352,10 +353,6 @@ def _taken(passed: Sequence[Passed], count: int) -> list[bool]:
   return [i not in dropped for i in range(count)]
 
 
-def _only(flags: Sequence[bool], values: Sequence[Any]) -> list[Any]:
-  return [x for x, flag in zip(values, flags, strict=True) if flag]
-
-
 # Parameters of operations with one value for each argument, and the value of a
 # further argument.
 _PER_ARGUMENT: Final = {
@@ -381,9 +378,9 @@ def _call(
   params = dict(operation.params, jaxpr=new.jaxpr)
   for name, value in _PER_ARGUMENT.items():
     if isinstance(params.get(name), tuple):
-      own = _only(taken, params[name])
+      own = itertools.compress(params[name], taken)
       params[name] = (*[value] * len(more), *own)
-  return Call([*more, *_only(taken, args)], params)
+  return Call([*more, *itertools.compress(args, taken)], params)
 
 
 def _cond(
@@ -401,8 +398,8 @@ def _cond(
   count = max(new.count for new in branches)
   more = [*walker.take_keys(count), *_leaves(passed)]
   params = dict(params, branches=tuple(new.jaxpr for new in branches))
-  operands = _only(_taken(passed, len(operands)), operands)
-  return Call([index, *more, *operands], params)
+  own = itertools.compress(operands, _taken(passed, len(operands)))
+  return Call([index, *more, *own], params)
 
 
 def _scan(
@@ -432,8 +429,8 @@ def _scan(
   params = binding_private.resized_scan(
     dict(params, jaxpr=new.jaxpr), taken, consts=len(consts), xs=len(xs)
   )
-  fixed = _only(taken[:first_x], args[:first_x])
-  sliced = _only(taken[first_x:], args[first_x:])
+  fixed = itertools.compress(args[:first_x], taken)
+  sliced = itertools.compress(args[first_x:], taken[first_x:])
   return Call([*consts, *fixed, *xs, *sliced], params)
 
 
@@ -474,10 +471,10 @@ def _while(
   base = [] if walker.key is None else [_loop_key(walker)]
   trip = [np.uint32(0) for _ in base]
   # A carry is never dropped.
-  of_condition = _only(_taken(in_condition, num_cond), args[:num_cond])
-  of_body = _only(_taken(in_body, num_body), args[num_cond:num_consts])
-  of_condition = [*base, *_leaves(in_condition), *of_condition]
-  of_body = [*base, *_leaves(in_body), *of_body]
+  own = itertools.compress(args, _taken(in_condition, num_cond))
+  of_condition = [*base, *_leaves(in_condition), *own]
+  own = itertools.compress(args[num_cond:], _taken(in_body, num_body))
+  of_body = [*base, *_leaves(in_body), *own]
   params = dict(
     params,
     cond_jaxpr=condition.jaxpr,
