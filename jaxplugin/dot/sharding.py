@@ -225,10 +225,7 @@ def prepared(call: calls.DotCall) -> calls.DotCall:
   stack, and quantizing a shard to NVFP4 would compute another global scale.
   """
   call = call.without_origins_of_sides().with_scales_alone()
-  return call.with_sides(
-    lambda side: side.with_bytes().with_linear_scale().as_bytes(),
-    padded_scales=False,
-  )
+  return call.with_sides(sides.Side.as_bytes, padded_scales=False)
 
 
 def restored(call: calls.DotCall) -> calls.DotCall:

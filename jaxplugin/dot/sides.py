@@ -290,14 +290,18 @@ class Side:
     return self.replace(values=values, is_interleaved=True, **kept)
 
   def as_bytes(self) -> Side:
-    """Returns the side with values and scale viewed as bytes, FP4 packed."""
+    """Returns the side as collectives move it: values and scale as bytes.
+
+    FP4 is packed, and the scale is linear, without padding.
+    """
     if self.format is None:
       return self
-    assert self.axis is not None
-    values = layouts.packed_pairs(self.values, self.axis)
-    return self.replace(
+    side = self.with_bytes().with_linear_scale()
+    assert side.axis is not None
+    values = layouts.packed_pairs(side.values, side.axis)
+    return side.replace(
       values=layouts.to_bytes(values),
-      scale=layouts.to_bytes(self.scale),
+      scale=layouts.to_bytes(side.scale),
     )
 
   def as_elements(self) -> Side:
@@ -366,14 +370,16 @@ class Side:
   def dequantized(self) -> jax.Array:
     """Returns f32 values times scales, or the floats of a plain operand.
 
-    It uses XLA ops and leaves out the global scale. Values must not be
-    interleaved.
+    It uses XLA ops and leaves out the global scale. Values may be bytes, but
+    not interleaved.
     """
     if self.format is None:
       return self.values
     assert self.axis is not None
+    is_bytes = self.scale.dtype == formats.PACKED
+    side = self.as_elements() if is_bytes else self
     return operations.dequantize_raw(
-      self.values, self.linear_scale(), self.format, axis=self.axis
+      side.values, side.linear_scale(), self.format, axis=self.axis
     )
 
   def plain(self) -> Side:

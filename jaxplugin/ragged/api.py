@@ -534,7 +534,7 @@ def _unexplained_sums(
   """Returns the NaN and Inf of a contraction that operands do not explain."""
   call = form.filled(flat).replace(implementation="xla")
   lhs, rhs = (
-    jnp.abs(calls.in_usual_order(x).dequantized()) for x in (call.lhs, call.rhs)
+    jnp.abs(x.in_usual_order().dequantized()) for x in (call.lhs, call.rhs)
   )
   magnitudes = calls.plain_contraction(
     lhs, rhs, call.group_sizes, global_scale=_magnitude_of_scale(call)

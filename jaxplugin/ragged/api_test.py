@@ -133,6 +133,33 @@ class TransformationsTest(parameterized.TestCase):
     text = f.lower(x, prepared, _SIZES).as_text()
     self.assertNotRegex(text, r"bitcast_convert .*\(tensor<3x16x")
 
+  @parameterized.product(
+    rows=("mxfp8", "nvfp4"), weights=("mxfp8", "uint4_128", "uint4_32_min")
+  )
+  def test_rows_in_bytes_are_read_as_floats(self, rows, weights):
+    """`to_bytes` stores values and scales as bytes, as stacks have them."""
+    x, w_q, w = _operands(weights)
+    x_q = jp.quantize(x, rows)
+    floats = np.asarray(x_q.dequantize(), np.float64)
+    result = jp.ragged_dot(x_q.to_bytes(), w_q, _SIZES, implementation="xla")
+    expected = ragged_suite.by_rows(floats, w, None, _SIZES, None)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
+
+    def total(w):
+      w_q = jp.quantize(w, "mxfp8", derivative="straight_through")
+      return jnp.sum(jp.ragged_dot(x_q.to_bytes(), w_q, _SIZES))
+
+    gradient = jax.grad(total)(jnp.asarray(w, jnp.float32))
+    ends = np.cumsum(_SIZES)
+    of_group = np.stack(
+      [
+        floats[end - size : end].sum(0)
+        for end, size in zip(ends, np.asarray(_SIZES), strict=True)
+      ]
+    )
+    expected = np.broadcast_to(of_group[:, None], w.shape)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
+
   def test_is_never_expanded_by_groups(self):
     # The optimized module multiplies at most one surplus tile for each group.
     x, w_q, _ = _operands()

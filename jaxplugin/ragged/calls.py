@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Self, get_args
 import numpy as np
 from jax.extend import core as extend_core
 
-from jaxplugin.arrays import layouts, scaled_array
+from jaxplugin.arrays import scaled_array
 from jaxplugin.core import decisions, error_context
 from jaxplugin.dot import arguments, problems, sides
 from jaxplugin.operation import primitive
@@ -230,7 +230,9 @@ class RaggedDotCall(_Call):
 
   def in_usual_order(self) -> RaggedDotCall:
     """Returns the call with deinterleaved values and linear scales."""
-    return self.with_sides(in_usual_order)
+    return self.with_sides(
+      lambda side: side.in_usual_order().with_linear_scale()
+    )
 
   # Shapes and dtypes.
 
@@ -353,13 +355,6 @@ def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
     "preferred_element_type": _F32,
     "overlay": resolution.overlay(),
   } | options
-
-
-def in_usual_order(side: sides.Side) -> sides.Side:
-  """Returns the side with deinterleaved values and a linear scale."""
-  if side.scale_layout != layouts.LINEAR:
-    side = side.as_elements()  # bytes cannot be unswizzled
-  return side.in_usual_order().with_linear_scale()
 
 
 _TRANSPOSE: Final = (

@@ -164,7 +164,7 @@ def _gradient_of_rhs(
   g: jax.Array, call: calls.RaggedDotCall
 ) -> calls.RaggedContraction:
   """Returns the contraction of g and the dequantized lhs, shaped like rhs."""
-  lhs = call.in_usual_order().lhs.dequantized()
+  lhs = call.lhs.in_usual_order().dequantized()
   arrays = (g, lhs) if call.rhs.contracting == (2,) else (lhs, g)
   return calls.plain_contraction(
     *arrays, call.group_sizes, overlay=call.overlay
@@ -187,7 +187,7 @@ def _contraction_cotangent(
   other = call.rhs if name == "lhs" else call.lhs
   return bind(
     calls.plain(
-      calls.in_usual_order(other).dequantized(),
+      other.in_usual_order().dequantized(),
       g,
       call.group_sizes,
       contracting=2 if name == "lhs" else 1,

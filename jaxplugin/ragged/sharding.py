@@ -26,7 +26,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxplugin.arrays import layouts
 from jaxplugin.dot import sides
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
@@ -243,13 +242,7 @@ def prepared(call: Any) -> Any:
   New arrays drop a side's `square_scale`, as a shard may begin inside of a
   square block.
   """
-  return call.with_sides(_prepared)
-
-
-def _prepared(side: sides.Side) -> sides.Side:
-  if side.scale_layout != layouts.LINEAR:
-    side = side.as_elements()  # bytes cannot be unswizzled
-  return side.with_bytes().with_linear_scale().as_bytes()
+  return call.with_sides(sides.Side.as_bytes)
 
 
 def compute(
@@ -488,7 +481,7 @@ def _rolled(side: sides.Side, by: jax.Array) -> sides.Side:
 
   Rolled rows would not start at a block boundary, so the side is dequantized.
   """
-  plain = calls.in_usual_order(side).plain()
+  plain = side.in_usual_order().plain()
   return plain.replace(values=rolled(plain.values, by))
 
 

@@ -108,14 +108,13 @@ def _sums(
   tile = _tile_rows(problem, _MIN_TILE)
   numbers = (((1,), (call.rhs.contracting[0] - 1,)), ((), ()))
   # The padding lets the last tile extend beyond the last row.
-  lhs = call.lhs.as_elements().dequantized().astype(dtype)
+  lhs = call.lhs.dequantized().astype(dtype)
   lhs = jnp.pad(lhs, ((0, tile), (0, 0)))
 
   def group(
     index: jax.Array, start: jax.Array, end: jax.Array, sums: jax.Array
   ) -> jax.Array:
-    own = _group_of(call.rhs, index).as_elements()
-    weight = own.dequantized()[0].astype(dtype)
+    weight = _group_of(call.rhs, index).dequantized()[0].astype(dtype)
 
     def step(j: jax.Array, sums: jax.Array) -> jax.Array:
       row = start + j * tile
@@ -177,7 +176,7 @@ def _contract(
   # The padding lets the last tile extend beyond the last row.
   lhs, rhs = (
     jnp.pad(
-      calls.in_usual_order(side).dequantized().astype(dtype),
+      side.in_usual_order().dequantized().astype(dtype),
       ((0, tile), (0, 0)),
     )
     for side in (call.lhs, call.rhs)
