@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.quantization import prologues
 
 Arrays = Sequence[jax.Array]
+# JAX's `add_any` sums the cotangents of a value that is read twice.
+_SUM: Final = "a sum with another gradient"
 
 
 def attached(y: jax.Array, call: prologues.PrologueCall) -> jax.Array:
@@ -244,7 +246,11 @@ def separate_gradient(eqn: Any, jaxpr: Any) -> tuple[str, str]:
   users = [
     e.primitive for e in jaxpr.eqns if any(v is result for v in e.invars)
   ]
-  others = {p.name: None for p in users if p not in tangents.GUARDS}
+  others = {
+    _SUM if p.name == "add_any" else p.name: None
+    for p in users
+    if p not in tangents.GUARDS
+  }
   # With a prologue, a matmul's only use of the gradient is this guard.
   is_fused = tangents.derivative_guard_p in users
   if not isinstance(function, _Gradient) or not others or is_fused:

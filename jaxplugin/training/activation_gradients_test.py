@@ -405,7 +405,7 @@ class FusedGradientsTest(parameterized.TestCase):
       ),
       "sum": (
         lambda p, x: (lambda h: silu(h) @ p["down"] + h.sum())(x @ p["gate"]),
-        ["add_any is between it and the matmul"],
+        ["a sum with another gradient is between it and the matmul"],
       ),
     }
     for name, (fn, reasons) in rows.items():
