@@ -211,6 +211,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
   ) -> interception_private.MakeInterceptor:
     known = list(map(self._factors, operation.args))
     scopes = sites.scope_names()
+    outside = patterns.find_outside(primitive.name, args)
 
     def make(inner: Sequence[Any]) -> Acceptor:
       acceptor = self._closure(scopes)
@@ -218,6 +219,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
       for x, product in zip(inner, known, strict=False):
         if product is not None and len(product.factors) == 1:
           self._products.put(x, product)
+      acceptor._outside.put_all(inner, outside)
       return acceptor
 
     return make

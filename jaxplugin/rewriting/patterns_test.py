@@ -837,6 +837,13 @@ def sharded(function, count):
   )
 
 
+def with_rule(function):
+  """Returns the function with its own derivative as a custom rule."""
+  new = jax.custom_vjp(function)
+  new.defvjp(functools.partial(jax.vjp, function), lambda vjp, g: vjp(g))
+  return new
+
+
 def scanned(function, x, **options):
   return lax.scan(function, x, length=2, **options)
 
@@ -993,6 +1000,10 @@ OUTCOMES = {
     lambda w, x: sharded(jax.nn.silu, 1)(x) @ w,
     [AROUND.format("shard_map")],
   ),
+  "matmul_with_a_rule": (
+    lambda w, x: with_rule(jnp.matmul)(jax.nn.silu(x), w),
+    [WITHIN.format("custom_vjp_call")],
+  ),
   "of_last_columns": (
     lambda w, x: jax.vmap(lambda x: jax.nn.silu(x) @ w, in_axes=1)(x[:, None]),
     [FUSED],
@@ -1011,6 +1022,7 @@ class FusedMatmulsTest(parameterized.TestCase):
   @parameterized.parameters(
     *("alone", "batch_added", "clip", "carry", "matmul_in_cond"),
     *("silu_in_cond", "matmul_in_shard_map", "silu_in_shard_map"),
+    "matmul_with_a_rule",
   )
   def test_explain_of_accept_quantized_names_the_reason(self, name):
     function, wanted = OUTCOMES[name]
