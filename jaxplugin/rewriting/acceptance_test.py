@@ -409,6 +409,16 @@ class TrapsTest(AcceptedTest):
         warnings.simplefilter("error")
         np.testing.assert_array_equal(jax.jit(f)(x, w), expected)
 
+  def test_weights_do_not_pass_barriers(self):
+    x, w = normal(5, 64), quantized(normal(64, 96), "mxfp8", 0)
+    expected = accepted(jnp.matmul)(x, w)
+    both = lambda x, w: jnp.matmul(*lax.optimization_barrier((x, w)))
+    one = lambda x, w: x @ lax.optimization_barrier(w)
+    for f in (both, one):
+      with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(accepted(f)(x, w), expected)
+
   def test_bound_arguments_are_seen(self):
     x, w = normal(5, 64), quantized(normal(64, 96), "mxfp8", 0)
     partial = functools.partial(lambda w, x: x @ w, w)

@@ -46,6 +46,7 @@ from jaxplugin.training import ragged as training_ragged
 
 WHO: Final = "accept_quantized"
 
+_BARRIER: Final = "optimization_barrier"
 _MIXED: Final = "another factor is multiplied into it first"
 _OTHER_DIMENSIONS: Final = (
   "the matmul contracts other dimensions than the blocked one"
@@ -157,6 +158,8 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     if self._options.activations:
       patterns.record_own(operation)
     name, args = operation.name, operation.args
+    if name == _BARRIER:
+      return self._without_weights(operation)
     if name not in (*sites.NUMBERS, *calls.FOLLOWED, *weights.RULES):
       return None
     if not any(self._names(x) for x in args):
@@ -195,6 +198,16 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
       self._products.note(operation, operation.results_of(out))
     return out
 
+  def _without_weights(
+    self, barrier: binding_private.BoundOperation
+  ) -> list[Any] | None:
+    """Returns the results of a barrier, which the weights do not pass."""
+    others = [x for x in barrier.args if not self._names(x)]
+    if len(others) == len(barrier.args):
+      return None
+    passed = iter(barrier.primitive.bind(*others) if others else ())
+    return [x if self._names(x) else next(passed) for x in barrier.args]
+
   def note(
     self, operation: binding_private.BoundOperation, results: Sequence[Any]
   ) -> None:
@@ -211,7 +224,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
   ) -> interception_private.MakeInterceptor:
     known = list(map(self._factors, operation.args))
     scopes = sites.scope_names()
-    outside = patterns.find_outside(primitive.name, args)
+    outside = patterns.find_outside(operation.name, operation.args)
 
     def make(inner: Sequence[Any]) -> Acceptor:
       acceptor = self._closure(scopes)
