@@ -488,7 +488,7 @@ class Explanation(Sequence):
 
 
 def _is_portable(problem: Any, decision: decisions.Decision) -> bool:
-  """Returns whether a dot is computed by operations that XLA counts."""
+  """Returns whether XLA counts the operations that compute a dot."""
   operation: resolution.MeasuredOperation[Any] = backends.OPERATION
   if not isinstance(problem, problems.DotProblem):
     operation = ragged_backends.operation_of(problem)

@@ -370,7 +370,7 @@ def mapped_as(x: Any, value: Any) -> Any:
 
 
 def mapped_inside(x: Any, value: Any) -> Any:
-  """Returns a value as one in those `vmap`s of x that are inside of its own.
+  """Returns a value with the inner `vmap`s of x, which the value lacks.
 
   Below all transformations it has the shape of x, and the same mapped
   dimensions.
