@@ -341,6 +341,38 @@ class DerivativesTest(AcceptedTest):
     sites = jp.explain(outside, *args).sites
     self.assertEqual([site.is_taken for site in sites], [False, True, True])
 
+  @parameterized.product(
+    rule=("fwd", "bwd", "jvp"),
+    traced=(
+      jax.jit,
+      jax.checkpoint,
+      lambda f: (
+        lambda x, w: lax.scan(lambda x, _: (f(x, w), None), x, length=2)[0]
+      ),
+    ),
+  )
+  @pytest.mark.sample(4)
+  def test_custom_rules_run_after_the_function_is_traced(self, rule, traced):
+    f = lambda x, w: jnp.tanh(x @ w / 8)
+    if rule == "jvp":
+      custom = jax.custom_jvp(f)
+      custom.defjvp(lambda primals, tangents: jax.jvp(f, primals, tangents))
+    else:
+      custom = jax.custom_vjp(f)
+      if rule == "fwd":
+        custom.defvjp(lambda *x: jax.vjp(f, *x), lambda vjp, g: vjp(g))
+      else:
+        forward = lambda *x: (f(*x), x)
+        custom.defvjp(forward, lambda x, g: jax.vjp(f, *x)[1](g))
+    x, w = normal(5, 64), quantized(normal(64, 64), "mxfp8", 0)
+    accepted_f = jp.accept_quantized(traced(custom))
+    expected = jax.grad(lambda x: traced(f)(x, w.dequantize()).sum())(x)
+    for g in (accepted_f, jax.jit(accepted_f)):
+      gradient = jax.jit(jax.grad(lambda x, w, g=g: g(x, w).sum()))
+      with self.assertWarnsRegex(UserWarning, "runs the rule of a custom"):
+        actual = gradient(x, w)
+      np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4)
+
   def test_one_of_a_quantized_weight_is_an_error(self):
     x, w = normal(5, 64), quantized(normal(64, 96), "mxfp8", 0)
     call = jp.accept_quantized(lambda w, x: (x @ w).sum())

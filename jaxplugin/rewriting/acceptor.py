@@ -46,6 +46,10 @@ from jaxplugin.training import ragged as training_ragged
 
 WHO: Final = "accept_quantized"
 
+_TRACED_BEFORE: Final = (
+  "a gradient runs the rule of a custom derivative after JAX has traced the"
+  " function around it (jit, scan, ...)"
+)
 _BARRIER: Final = "optimization_barrier"
 _MIXED: Final = "another factor is multiplied into it first"
 _OTHER_DIMENSIONS: Final = (
@@ -227,6 +231,11 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     outside = patterns.find_outside(operation.name, operation.args)
 
     def make(inner: Sequence[Any]) -> Acceptor:
+      found = [w for x in known if x for w in self._weights_of(x)]
+      leaves = jax.tree.leaves([(w.array, w.layers) for w in found])
+      if not all(map(binding_private.is_in_scope, leaves)):
+        self.warn(operation.name, operation.args, _TRACED_BEFORE)
+        return self._child(scopes)
       acceptor = self._closure(scopes)
       inner = calls.own_args(operation, index, inner)
       for x, product in zip(inner, known, strict=False):

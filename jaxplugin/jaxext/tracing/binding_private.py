@@ -421,6 +421,20 @@ def is_traced_by(x: Any, trace: Any) -> bool:
   return x is not None and x._trace is trace
 
 
+def is_in_scope(x: Any) -> bool:
+  """Returns whether code that runs now may use a value.
+
+  It may not use a value of a function that JAX has traced before, which a rule
+  of a custom derivative may remember.
+  """
+  if not isinstance(x, core.Tracer):
+    return True
+  trace: Any = core.trace_ctx.trace
+  while trace is not None and trace is not x._trace:
+    trace = getattr(trace, "parent_trace", None)
+  return trace is not None
+
+
 def bind(eqn: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
   """Runs an equation's operation with other arguments and parameters.
 
