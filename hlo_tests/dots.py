@@ -37,10 +37,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxplugin as jp
 from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.core import formats, targets
-from jaxplugin.dot import backends, problems, sides
+from jaxplugin.dot import backends, problems
 from jaxplugin.lab.compilation import deviceless
 
-FLOATS: Final = tuple(dtype.name for dtype in sides.PLAIN_DTYPES)
+FLOATS: Final = tuple(dtype.name for dtype in formats.FLOAT_DTYPES)
 FORMATS: Final = tuple(format.name for format in formats.FORMATS)
 _BATCH: Final = "b"
 _MESH_AXES: Final = ("x", "y")

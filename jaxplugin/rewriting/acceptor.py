@@ -230,10 +230,12 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     scopes = sites.scope_names()
     outside = patterns.find_outside(operation.name, operation.args)
 
+    found = [w for x in known if x for w in self._weights_of(x)]
+    leaves = jax.tree.leaves([(w.array, w.layers) for w in found])
+    may_use = binding_private.use_of(leaves)
+
     def make(inner: Sequence[Any]) -> Acceptor:
-      found = [w for x in known if x for w in self._weights_of(x)]
-      leaves = jax.tree.leaves([(w.array, w.layers) for w in found])
-      if not all(map(binding_private.is_in_scope, leaves)):
+      if not may_use():
         self.warn(operation.name, operation.args, _TRACED_BEFORE)
         return self._child(scopes)
       acceptor = self._closure(scopes)

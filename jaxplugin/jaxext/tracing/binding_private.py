@@ -421,18 +421,24 @@ def is_traced_by(x: Any, trace: Any) -> bool:
   return x is not None and x._trace is trace
 
 
-def is_in_scope(x: Any) -> bool:
-  """Returns whether code that runs now may use a value.
+def use_of(values: Sequence[Any]) -> Callable[[], bool]:
+  """Returns a function that says whether code may still use traced values.
 
-  It may not use a value of a function that JAX has traced before, which a rule
-  of a custom derivative may remember.
+  It may not use values of a function that JAX has traced before, which a rule
+  of a custom derivative may remember. JAX then replaces the list of the
+  function's equations.
   """
-  if not isinstance(x, core.Tracer):
-    return True
-  trace: Any = core.trace_ctx.trace
-  while trace is not None and trace is not x._trace:
-    trace = getattr(trace, "parent_trace", None)
-  return trace is not None
+  traces = [x._trace for x in values if isinstance(x, core.Tracer)]
+  frames = [trace.frame for trace in traces if hasattr(trace, "frame")]
+  equations = [frame.tracing_eqns for frame in frames]
+
+  def is_allowed() -> bool:
+    return all(trace.is_valid() for trace in traces) and all(
+      frame.tracing_eqns is own
+      for frame, own in zip(frames, equations, strict=True)
+    )
+
+  return is_allowed
 
 
 def bind(eqn: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
