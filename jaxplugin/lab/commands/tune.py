@@ -27,7 +27,6 @@ from jaxplugin.printing import console, progress
 from jaxplugin.tables import resolution
 
 _FAILED: Final = 1
-_INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
 _GB: Final = 1_000_000_000
 
 _DEFAULTS: Final = machine.TrialOptions()
@@ -425,7 +424,7 @@ def _tune(
       " command continues",
       file=sys.stderr,
     )
-    return _INTERRUPTED
+    raise
   if args.json:
     print(json.dumps([session.to_json(result) for result in results], indent=2))
   return _finish(work, results, sys.stderr if args.json else sys.stdout)
