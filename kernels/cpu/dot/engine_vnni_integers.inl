@@ -295,7 +295,9 @@ struct EngineVnniIntegers {
 
   // Adds the products of kTiles tiles and kPartRows / kTiles strip rows, over
   // `groups` groups of a chunk, to c. The prefetches are spread over the
-  // groups, because a burst of them waits for memory.
+  // groups, because a burst of them waits for memory. They are into L1: of the
+  // time with a prefetch into L2, 16 rows of int8 take 0.83 to 0.86, and 64 rows
+  // 0.95 (MXFP4 and INT8_32, 4096 x 4096, two Zen 5 cores, 2026-11).
   template <int kTiles>
   static void Tile(const uint8_t* a, int64_t tile_bytes, const uint8_t* b,
                    const float* scale, int64_t groups, bool is_first, Next next,
@@ -317,7 +319,7 @@ struct EngineVnniIntegers {
             _mm_prefetch(reinterpret_cast<const char*>(
                              next.codes + w * next.row_bytes +
                              (kIsPacked ? g / 2 : g) * 64),
-                         _MM_HINT_T1);
+                         _MM_HINT_T0);
           }
         }
 #pragma GCC unroll 4

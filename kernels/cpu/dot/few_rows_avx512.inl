@@ -15,9 +15,20 @@
 // Rows of a pass. Their sums are in registers and their values in L1. Passes of
 // 6 and 8 rows of 4096 values take 1.1 to 1.5 times as long as passes of 4.
 constexpr int kFewRowsMax = 4;
-// The prefetch distance in bytes of codes. It covers the latency of memory. The
-// prefetch is into L2, because L1 has the few rows.
-constexpr int64_t kFewRowsAhead = 4096;
+// The prefetch distance in bytes of codes. It covers the latency of memory. For
+// 1 and 2 rows the prefetch is into L2, because L1 has the few rows. 3 and 4 rows
+// leave no time to wait for L2: n = k = 4096, two Zen 5 cores, times of a prefetch
+// into L1 from twice as far, over a prefetch into L2:
+//   rows               3     4     8
+//   bf16 * MXFP8    0.72  0.84  0.99
+//   bf16 * MXFP4    0.94  0.97  0.98
+//   bf16 * NVFP4    0.95  0.87  0.94
+//   bf16 * INT8_32  0.78  0.85  0.92
+//   f32 * MXFP4     0.96  0.82  0.87
+// (tests/compare/compare.sh HEAD 'bf16*mxfp8' 4 4096 4096, and so on; 2026-11.)
+constexpr int64_t FewRowsAhead(int rows) { return rows <= 2 ? 4096 : 8192; }
+template <int kRows>
+constexpr auto kFewRowsCache = kRows <= 2 ? _MM_HINT_T1 : _MM_HINT_T0;
 // The same for scales. With it, one row against 4096 x 4096 is 1.25x faster in
 // INT4_32 and 1.2x in NVFP4 (two Zen 5 cores, 2026-11).
 constexpr int64_t kScalesAhead = 512;
@@ -293,7 +304,8 @@ JAXPLUGIN_ALWAYS_INLINE void FewRowsStep(const uint8_t* values,
 #pragma GCC unroll 2
     for (int w = 0; w < kWeights; ++w) {
       const uint8_t* at = values + w * row_bytes + v * 64;
-      _mm_prefetch(reinterpret_cast<const char*>(at + ahead), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(at + ahead),
+                   kFewRowsCache<kRows>);
       __m512i bytes = kIsWhole ? _mm512_loadu_si512(at)
                                : LoadBytes(at, left - v * 64);
       KeepInRegister(&bytes);
@@ -354,7 +366,8 @@ JAXPLUGIN_ALWAYS_INLINE bool FewRowsFoldStep(const uint8_t* values,
 #pragma GCC unroll 2
     for (int w = 0; w < 2; ++w) {
       const uint8_t* at = values + w * row_bytes + v * 64;
-      _mm_prefetch(reinterpret_cast<const char*>(at + ahead), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(at + ahead),
+                   kFewRowsCache<kRows>);
       __m512i codes = _mm512_loadu_si512(at);
       KeepInRegister(&codes);
       __m512i pairs[2];
@@ -690,7 +703,7 @@ __attribute__((noinline)) void FewRowsShared(const Unpacker& weights,
   const int64_t piece = IsPacked(kFormat) ? operand.k : kSharedValues;
   const FewRowsDistance ahead =
       IsPacked(kFormat)
-          ? FewRowsDistance{kFewRowsAhead, kScalesAhead}
+          ? FewRowsDistance{FewRowsAhead(kRows), kScalesAhead}
           : FewRowsDistance{kSharedWeights * operand.row_bytes,
                             kSharedWeights * operand.scale_cols *
                                 ScaleSize(operand.scale_kind)};
@@ -757,7 +770,7 @@ void FewRowsStrip(const Unpacker& weights, int64_t w0, int64_t count,
       totals.Clear();
       FewRowsSums<kFormat, kFactors, kBlock, kRows, 1>(
           weights, w0 + w + j, 0, weights.x.k, tables, scales, x, x_row_bytes,
-          {kFewRowsAhead, kScalesAhead}, offsets, &totals);
+          {FewRowsAhead(kRows), kScalesAhead}, offsets, &totals);
       for (int r = 0; r < kRows; ++r) {
         sums[j][r] = TotalOf(totals.total[r], totals.rest[r]);
       }

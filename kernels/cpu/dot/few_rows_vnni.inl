@@ -29,6 +29,7 @@ template <int kPiece, Format kWeights>
 struct FewRowsVnni {
   static constexpr bool kIsPacked = IsPacked(kWeights);
   static constexpr int kVectors = 8;  // of codes in a step
+  static constexpr int64_t kCodesAhead = 4096;  // prefetched, in bytes
   static constexpr int kValues = kIsPacked ? 128 : 64;  // of a vector of codes
   static constexpr int64_t kStep = kVectors * kValues;
   // The steps whose scales are decoded at once.
@@ -120,8 +121,10 @@ struct FewRowsVnni {
     for (int v = 0; v < kVectors; ++v) {
       if (!kIsWhole && v * 64 >= left) break;
       const uint8_t* at = values + v * 64;
-      _mm_prefetch(reinterpret_cast<const char*>(at + kFewRowsAhead),
-                   _MM_HINT_T1);
+      // Into L1: of a prefetch into L2, 4 rows take 0.92 to 0.97 of the time
+      // (4096 x 4096, two Zen 5 cores, 2026-11).
+      _mm_prefetch(reinterpret_cast<const char*>(at + kCodesAhead),
+                   _MM_HINT_T0);
       __m512i codes = kIsWhole ? _mm512_loadu_si512(at)
                                : LoadBytes(at, left - v * 64);
       KeepInRegister(&codes);
