@@ -222,16 +222,14 @@ class BackendRecord(Generic[Problem]):
       first, or None if it is used only if requested.
     supports: (problem, target) -> why it does not support the problem, or None.
     plan: (problem, target) -> how it computes a problem that it supports.
-    emit: computes the operation. Each operation has other arguments.
-    quantized_refusal: (problem, out, target) -> why `emit_quantized` does not
-      support the problem, or "" if it does. `out` is the `QuantizationProblem`
-      of the f32 result, in the result's shape. It has one blocking, along the
-      last dimension, without options. Its global scale is given if the format
-      has one. No size is symbolic or 0.
-    emit_quantized: computes the operation by a kernel that quantizes the f32
-      result: the arguments of `emit`, and `out` and `global_scale` (f32[] or
-      None) as keyword arguments. Returns the arrays of `out.result_types()`:
-      values, scale, and amax if `out.returns_amax`.
+    emit: computes the operation. Each operation has other arguments. With the
+      keyword argument `out`, a `quantization.problems.QuantizedOutput`, its
+      kernel quantizes the f32 result.
+    quantized_refusal: (problem, out, target) -> why `emit` does not quantize
+      the result, or "" if it does. `out` is the `QuantizationProblem` of the
+      f32 result, in the result's shape. It has one blocking, along the last
+      dimension, without options. Its global scale is given if the format has
+      one. No size is symbolic or 0.
     reads: (layout, problem, target) -> whether it reads operands in a layout
       ("interleaved", "swizzled_128x4") without a conversion. The layout "layer"
       is an rhs that is one layer of a stack.
@@ -245,8 +243,8 @@ class BackendRecord(Generic[Problem]):
       returns the target that enables it. The benchmark measures them too.
     origin: the distribution of the backend if it is not jaxplugin.
     tunable: its part in tuning tables; None if they cannot name it. If it has
-      configs, the functions `plan`, `emit`, `quantized_refusal` and
-      `emit_quantized` have an argument `config`.
+      configs, the functions `plan`, `emit` and `quantized_refusal` have an
+      argument `config`.
   """
 
   name: str
@@ -257,9 +255,8 @@ class BackendRecord(Generic[Problem]):
   platforms: tuple[str, ...] = ()
   plan: Callable[..., Plan] = lambda problem, target: Plan()
   quantized_refusal: Callable[..., str] = (
-    lambda problem, out, target: "it does not quantize results"
+    lambda problem, out, target, config=(): "it does not quantize results"
   )
-  emit_quantized: Callable[..., Any] | None = None
   reads: Callable[[str, Problem, targets.Target], bool] = (
     lambda layout, problem, target: False
   )
@@ -278,12 +275,9 @@ class BackendRecord(Generic[Problem]):
     """Returns the backend whose functions follow a config, if any."""
     if not config:
       return self
-    names = ["plan", "emit"]
-    if self.emit_quantized is not None:
-      names += ["quantized_refusal", "emit_quantized"]
     changes: dict[str, Any] = {
       name: functools.partial(getattr(self, name), config=config)
-      for name in names
+      for name in ("plan", "emit", "quantized_refusal")
     }
     return dataclasses.replace(self, **changes)
 

@@ -223,8 +223,7 @@ def emit(
     decision: the decision about the problem and the target.
     problem, target: the last two arguments of the backend's `emit`.
     *arrays: its other arguments.
-    **options: its keyword arguments. With `out` the backend quantizes the
-      result (`BackendRecord.emit_quantized`).
+    **options: its keyword arguments.
   """
   backends = operation.backends()
   tried = decisions.order(backends, target)
@@ -239,10 +238,8 @@ def emit(
     is_fallback=_is_fallback(operation, problem, decision),
   )
   backend = backend_of(operation, decision)
-  function = backend.emit_quantized if "out" in options else backend.emit
-  assert function is not None
   with jax.named_scope(logs.scope(problem, chosen)):
-    return function(*arrays, problem, target, **options)
+    return backend.emit(*arrays, problem, target, **options)
 
 
 def by_size(

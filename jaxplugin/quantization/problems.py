@@ -295,6 +295,21 @@ class QuantizationProblem:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantizedOutput:
+  """How a kernel of another operation quantizes its f32 result.
+
+  The kernel returns values, scale, and amax if the problem has one.
+
+  Attributes:
+    problem: problem of quantizing the result.
+    global_scale: f32[], or None.
+  """
+
+  problem: QuantizationProblem
+  global_scale: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DequantizationProblem:
   """Dequantizing one array.
 

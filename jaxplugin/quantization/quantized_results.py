@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matmuls that quantize their result.
 
-`compute` binds a call and quantizes its f32 result. A backend of the call with
-`emit_quantized` replaces both by one kernel, if it supports the `OutFormat`.
+`compute` binds a call and quantizes its f32 result. A backend of the call may
+replace both by one kernel, if it supports the `OutFormat`.
 """
 
 from __future__ import annotations
@@ -114,12 +114,11 @@ class QuantizedResult(alternatives.Forms):
   ) -> Any:
     call, out = self._filled(operands)
     global_scale = out.global_scale
+    quantized = problems.QuantizedOutput(
+      problem=problem(call.shape, out), global_scale=global_scale
+    )
     values, scale, *amax = self.backends.emit(
-      decision,
-      call,
-      target,
-      out=problem(call.shape, out),
-      global_scale=global_scale,
+      decision, call, target, out=quantized
     )
     if global_scale is not None:
       global_scale = jnp.reshape(global_scale, (1,) * values.ndim)

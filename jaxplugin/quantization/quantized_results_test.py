@@ -108,19 +108,22 @@ def program(name, outs):
 
 
 def fused_backend(calls):
-  """Returns the cpu backend with an `emit_quantized`, which records calls."""
+  """Returns the cpu backend with another kernel for `out`, recording calls."""
   cpu = backends.BACKENDS["cpu"]
 
-  def emit_quantized(call, problem, target, *, out, global_scale):
-    calls.append(out)
+  def emit(call, problem, target, out=None):
     y = cpu.emit(call, problem, target)
-    array = jp.quantize(y, out.format, global_scale=global_scale)
-    amax = [jnp.max(jnp.abs(y))] if out.returns_amax else []
+    if out is None:
+      return y
+    calls.append(out.problem)
+    format = out.problem.format
+    array = jp.quantize(y, format, global_scale=out.global_scale)
+    amax = [jnp.max(jnp.abs(y))] if out.problem.returns_amax else []
     return [array.values, array.scale, *amax]
 
   return dataclasses.replace(
     cpu,
-    emit_quantized=emit_quantized,
+    emit=emit,
     quantized_refusal=lambda problem, out, target: (
       "" if problem.m != 1 else "it has one row"
     ),

@@ -377,46 +377,6 @@ _ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
 _UNUSED_BLOCK_SIZE: Final = 32  # attribute of an operand without scale
 
 
-@dataclasses.dataclass(frozen=True)
-class QuantizedOutput:
-  """A quantized result of a custom call.
-
-  Attributes:
-    out: the problem of quantizing the f32 result.
-    global_scale: f32[], or None.
-  """
-
-  out: quantization_problems.QuantizationProblem
-  global_scale: jax.Array | None
-
-  @property
-  def operands(self) -> tuple[jax.Array]:
-    return (cpu_library.or_absent(self.global_scale),)
-
-  def types(self, rows: int) -> list[jax.ShapeDtypeStruct]:
-    """Returns the types of the custom call's results, in rows."""
-    return [
-      jax.ShapeDtypeStruct(
-        (rows, math.prod(shape) // rows) if shape else (), dtype
-      )
-      for shape, dtype in self.out.result_types()
-    ]
-
-  @property
-  def attributes(self) -> dict[str, np.int64]:
-    return {
-      "result_format": np.int64(cpu_library.FORMATS[self.out.format]),
-      "result_rounding": np.int64(
-        cpu_library.ROUNDINGS[self.out.scale_rounding]
-      ),
-    }
-
-  def results(self, found: Any) -> list[jax.Array]:
-    """Returns the results of `emit_quantized`."""
-    types = self.out.result_types()
-    return [x.reshape(t[0]) for x, t in zip(found, types, strict=True)]
-
-
 def result_refusal(out: quantization_problems.QuantizationProblem) -> str:
   """Returns why kernels do not quantize a result, or ""."""
   if out.format not in cpu_library.FORMATS:
@@ -516,11 +476,12 @@ def emit(
   target: targets.Target,
   config: decisions.Fields = (),
   offset: tuple[jax.Array, int] | None = None,
-) -> jax.Array:
+  out: quantization_problems.QuantizedOutput | None = None,
+) -> Any:
   """Emits one custom call, and XLA ops for epilogues it does not fuse.
 
   Args:
-    call, problem, target: as for every backend.
+    call, problem, target, out: as for every backend.
     config: fields of a config (`fields_of`). If they are empty, the
       kernels use their own rules.
     offset: offsets of rhs, which is not batched, and the format's
@@ -533,6 +494,7 @@ def emit(
     target=target,
     config=config_of(config),
     offset=offset,
+    out=out,
   )
   return epilogue.fused(dot, call, problem)
 
@@ -553,33 +515,14 @@ def quantized_refusal(
   return result_refusal(out)
 
 
-def emit_quantized(
-  call: calls.DotCall,
-  problem: problems.DotProblem,
-  target: targets.Target,
-  config: decisions.Fields = (),
-  *,
-  out: quantization_problems.QuantizationProblem,
-  global_scale: jax.Array | None,
-) -> list[jax.Array]:
-  """Emits one custom call, which quantizes the f32 result."""
-  return _dot(
-    call,
-    problem,
-    target=target,
-    config=config_of(config),
-    quantized=QuantizedOutput(out, global_scale),
-  )
-
-
 def _dot(
   call: calls.DotCall,
   problem: problems.DotProblem,
   *,
   target: targets.Target,
   config: CpuConfig,
-  offset: tuple[jax.Array, int] | None = None,
-  quantized: QuantizedOutput | None = None,
+  offset: tuple[jax.Array, int] | None,
+  out: quantization_problems.QuantizedOutput | None,
 ) -> Any:
   """Emits the custom call on operands reshaped to [batch, rows, k]."""
   shape = call.shape
@@ -614,11 +557,11 @@ def _dot(
     problem=config.problem(problem),
     target=target,
     offset=offset,
-    quantized=quantized,
+    out=out,
     activation=np.int64(_ACTIVATIONS[call.activation]),
     **config.attributes(),
   )
-  return result.reshape(shape) if quantized is None else result
+  return result.reshape(shape) if out is None else result
 
 
 def custom_call(
@@ -630,19 +573,19 @@ def custom_call(
   problem: Any,
   target: targets.Target,
   offset: tuple[jax.Array, int] | None,
-  quantized: QuantizedOutput | None,
+  out: quantization_problems.QuantizedOutput | None,
   **attributes: Any,
 ) -> Any:
   """Emits the custom call of a dot or of a ragged dot.
 
   Args:
     name: target of the custom call.
-    result_type: type of its result, [..., rows, columns], if not `quantized`.
+    result_type: type of its result, [..., rows, columns], without `out`.
     operands: both sides, each with the results of `scale_of`.
     others: its other arrays, in order.
     problem: problem that the kernels compute.
     target: the target.
-    offset, quantized: as for `emit` and `emit_quantized`.
+    offset, out: as for `emit`.
     **attributes: its other attributes.
   """
   cpu_library.register()
@@ -659,13 +602,25 @@ def custom_call(
     arrays.append(offset[0].reshape(rhs_scale.shape))
     attributes["rhs_code_offset"] = np.int64(offset[1])
   attributes |= cpu_library.call_attributes(target)
-  if quantized is None:
+  if out is None:
     return jax.ffi.ffi_call(name, result_type)(*arrays, **attributes)
-  types = quantized.types(math.prod(result_type.shape[:-1]))
-  found = jax.ffi.ffi_call(name, types)(
-    *arrays, *quantized.operands, **attributes, **quantized.attributes
-  )
-  return quantized.results(found)
+  quantized, rows = out.problem, math.prod(result_type.shape[:-1])
+  arrays.append(cpu_library.or_absent(out.global_scale))
+  attributes |= {
+    "result_format": np.int64(cpu_library.FORMATS[quantized.format]),
+    "result_rounding": np.int64(
+      cpu_library.ROUNDINGS[quantized.scale_rounding]
+    ),
+  }
+  shapes, dtypes = zip(*quantized.result_types(), strict=True)
+  types = [
+    jax.ShapeDtypeStruct(
+      (rows, math.prod(shape) // rows) if shape else (), dtype
+    )
+    for shape, dtype in zip(shapes, dtypes, strict=True)
+  ]
+  found = jax.ffi.ffi_call(name, types)(*arrays, **attributes)
+  return [x.reshape(shape) for x, shape in zip(found, shapes, strict=True)]
 
 
 def scale_of(side: sides.Side, dense: sides.Side) -> tuple[jax.Array, int]:
@@ -726,7 +681,6 @@ BACKEND: Final[decisions.BackendRecord[problems.DotProblem]] = (
     plan=plan,
     emit=emit,
     quantized_refusal=quantized_refusal,
-    emit_quantized=emit_quantized,
     tunable=decisions.Tunable(
       source=cpu_library.source,
       config_error=fields_error,

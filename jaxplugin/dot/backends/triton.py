@@ -576,12 +576,10 @@ def emit(
   problem: problems.DotProblem,
   target: targets.Target,
   config: decisions.Fields = (),
-) -> jax.Array:
+  out: quantization_problems.QuantizedOutput | None = None,
+) -> Any:
   """Launches the kernels, and emits epilogues they do not fuse as XLA ops."""
-
-  def dot(call: calls.DotCall, problem: problems.DotProblem) -> jax.Array:
-    return _computed(call, problem, target, config)["out"].reshape(call.shape)
-
+  dot = functools.partial(_dot, target=target, config=config, out=out)
   return epilogue.fused(dot, call, problem)
 
 
@@ -613,51 +611,14 @@ def result_refusal(
   return quantized_plans.blocks_error(planned, out.format.name) or ""
 
 
-def emit_quantized(
+def _dot(
   call: calls.DotCall,
   problem: problems.DotProblem,
-  target: targets.Target,
-  config: decisions.Fields = (),
   *,
-  out: quantization_problems.QuantizationProblem,
-  global_scale: jax.Array | None,
-) -> list[jax.Array]:
-  """Launches kernels whose last one quantizes the f32 result."""
-  arrays = _computed(call, problem, target, config, out, global_scale)
-  return quantized_results(arrays, out)
-
-
-def quantized_launches(
-  planned: Sequence[launching.Launch],
-  out: quantization_problems.QuantizationProblem,
-  sizes: tuple[int, int, int],
-  target: targets.Target,
-) -> tuple[launching.Launch, ...]:
-  """Returns launches that quantize their result of sizes (batch, m, n)."""
-  architecture = triton_library.supported_architecture(target)
-  rows = triton_shapes.rows_of_matmul(out, sizes)
-  return quantized_plans.plan(planned, rows, architecture)
-
-
-def quantized_results(
-  arrays: Mapping[str, jax.Array],
-  out: quantization_problems.QuantizationProblem,
-) -> list[jax.Array]:
-  """Returns the results of `emit_quantized` from the arrays of launches."""
-  shape, dtype = out.result_types()[1]
-  scale = lax.bitcast_convert_type(arrays["scale"].reshape(shape), dtype)
-  results = [quantize_triton.values_of_bytes(arrays["values"], out), scale]
-  return results + ([arrays["amax"].max()] if out.returns_amax else [])
-
-
-def _computed(
-  call: calls.DotCall,
-  problem: problems.DotProblem,
   target: targets.Target,
   config: decisions.Fields,
-  out: quantization_problems.QuantizationProblem | None = None,
-  out_global_scale: jax.Array | None = None,
-) -> dict[str, jax.Array]:
+  out: quantization_problems.QuantizedOutput | None,
+) -> Any:
   """Runs the launches on the call's arrays, copied only if necessary."""
   shape = call.shape
   matmul = _dense_shape(problem, target)
@@ -686,15 +647,54 @@ def _computed(
   m = math.prod(call.lhs.shape[d] for d in call.lhs.free)
   if problem.reads_m:
     arrays["m"] = jnp.asarray(m, jnp.int32).reshape(1)
-  planned = _launches(matmul, target, config)
-  if out is not None:
-    sizes = (matmul.batch, matmul.m, matmul.n)
-    planned = quantized_launches(planned, out, sizes, target)
-    if out_global_scale is not None:
-      arrays["out_global_scale"] = out_global_scale.reshape(1)
-  return triton_launches.run(
-    "block_scaled_matmul", planned, arrays, target, who=sides.WHO, num_rows=m
+  result = run(
+    "block_scaled_matmul",
+    _launches(matmul, target, config),
+    arrays,
+    target,
+    who=sides.WHO,
+    num_rows=m,
+    sizes=(matmul.batch, matmul.m, matmul.n),
+    out=out,
   )
+  return result.reshape(shape) if out is None else result
+
+
+def run(
+  module: str,
+  planned: Sequence[launching.Launch],
+  arrays: dict[str, Any],
+  target: targets.Target,
+  *,
+  who: str,
+  num_rows: Any,
+  sizes: tuple[int, int, int],
+  out: quantization_problems.QuantizedOutput | None,
+) -> Any:
+  """Runs the launches of a matmul, the last of which may quantize its result.
+
+  Args:
+    module, arrays, target, who, num_rows: as for `triton_launches.run`.
+    planned: launches that compute the matmul.
+    sizes: (batch, m, n) of the result.
+    out: as for every backend.
+  """
+  if out is not None:
+    architecture = triton_library.supported_architecture(target)
+    rows = triton_shapes.rows_of_matmul(out.problem, sizes)
+    planned = quantized_plans.plan(planned, rows, architecture)
+    if out.global_scale is not None:
+      arrays["out_global_scale"] = out.global_scale.reshape(1)
+  found = triton_launches.run(
+    module, planned, arrays, target, who=who, num_rows=num_rows
+  )
+  if out is None:
+    return found["out"]
+  shape, dtype = out.problem.result_types()[1]
+  scale = lax.bitcast_convert_type(found["scale"].reshape(shape), dtype)
+  values = quantize_triton.values_of_bytes(found["values"], out.problem)
+  amax = [found["amax"].max()] if out.problem.returns_amax else []
+  return [values, scale, *amax]
 
 
 # Strided operands.
@@ -802,7 +802,6 @@ BACKEND: Final = choice.triton_backend(
   plan=plan,
   emit=emit,
   quantized_refusal=quantized_refusal,
-  emit_quantized=emit_quantized,
   reads=_reads,
   lowering_refusal=_lowering_refusal,
   experiments=(("tma", triton_library.with_descriptors),),

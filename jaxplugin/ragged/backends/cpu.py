@@ -78,13 +78,14 @@ def emit(
   problem: calls.RaggedDotProblem,
   target: targets.Target,
   offset: tuple[jax.Array, int] | None = None,
-) -> jax.Array:
+  out: quantization_problems.QuantizedOutput | None = None,
+) -> Any:
   """Emits one custom call, and XLA ops for epilogues it does not fuse.
 
   With an offset, as for the dot's backend, the call has no epilogue.
   """
   square = call.rhs.replace(batch=(0,))
-  kernel = functools.partial(_ragged_dot, problem, square, offset, target, None)
+  kernel = functools.partial(_ragged_dot, problem, square, offset, target, out)
   return epilogue.around_kernel(kernel, call.in_usual_order())
 
 
@@ -100,28 +101,12 @@ def quantized_refusal(
   return cpu.result_refusal(out)
 
 
-def emit_quantized(
-  call: calls.RaggedDotCall,
-  problem: calls.RaggedDotProblem,
-  target: targets.Target,
-  *,
-  out: quantization_problems.QuantizationProblem,
-  global_scale: jax.Array | None,
-) -> list[jax.Array]:
-  """Emits one custom call, which quantizes the f32 result."""
-  square = call.rhs.replace(batch=(0,))
-  quantized = cpu.QuantizedOutput(out, global_scale)
-  return _ragged_dot(
-    problem, square, None, target, quantized, call.in_usual_order()
-  )
-
-
 def _ragged_dot(
   problem: calls.RaggedDotProblem,
   weights: sides.Side,
   offset: tuple[jax.Array, int] | None,
   target: targets.Target,
-  quantized: cpu.QuantizedOutput | None,
+  out: quantization_problems.QuantizedOutput | None,
   call: calls.RaggedDotCall,
 ) -> Any:
   """Emits the custom call; `weights` has the scale of square blocks."""
@@ -143,7 +128,7 @@ def _ragged_dot(
     problem=problem,
     target=target,
     offset=offset,
-    quantized=quantized,
+    out=out,
     activation=np.int64(_ACTIVATIONS[call.activation]),
   )
 
@@ -155,6 +140,5 @@ BACKEND: Final[decisions.BackendRecord[calls.RaggedDotProblem]] = (
     plan=plan,
     emit=emit,
     quantized_refusal=quantized_refusal,
-    emit_quantized=emit_quantized,
   )
 )

@@ -15,7 +15,6 @@ import dataclasses
 import functools
 from typing import Any, Final
 
-import jax
 import jax.numpy as jnp
 
 from jaxplugin.arrays import interleaving, layouts
@@ -25,7 +24,7 @@ from jaxplugin.dot.backends import triton
 from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs, matmul_plans
 from jaxplugin.kernels.gpu.ragged import plans
-from jaxplugin.operation import choice, triton_launches
+from jaxplugin.operation import choice
 from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.ragged import calls, epilogue
 from jaxplugin.runtime import triton_library
@@ -223,12 +222,13 @@ def emit(
   call: calls.RaggedDotCall,
   problem: calls.RaggedDotProblem,
   target: targets.Target,
-) -> jax.Array:
+  out: quantization_problems.QuantizedOutput | None = None,
+) -> Any:
   """Launches the kernels, and emits epilogues they do not fuse as XLA ops."""
 
-  def kernel(call: calls.RaggedDotCall) -> jax.Array:
+  def kernel(call: calls.RaggedDotCall) -> Any:
     cases = [
-      functools.partial(_ragged_dot, each, target, call)
+      functools.partial(_ragged_dot, each, target, call, out)
       for each in _planned(problem)
     ]
     if problem.m is not None:
@@ -256,36 +256,16 @@ def quantized_refusal(
   return triton.result_refusal(planned, out, shape.out_columns)
 
 
-def emit_quantized(
-  call: calls.RaggedDotCall,
-  problem: calls.RaggedDotProblem,
-  target: targets.Target,
-  *,
-  out: quantization_problems.QuantizationProblem,
-  global_scale: jax.Array | None,
-) -> list[jax.Array]:
-  """Launches kernels whose last one quantizes the f32 result."""
-  arrays = _computed(problem, target, call, out, global_scale)
-  return triton.quantized_results(arrays, out)
-
-
 def _ragged_dot(
   problem: calls.RaggedDotProblem,
   target: targets.Target,
   call: calls.RaggedDotCall,
-) -> jax.Array:
-  """Computes a call without a global scale of rows."""
-  return _computed(problem, target, call)["out"]
+  out: quantization_problems.QuantizedOutput | None,
+) -> Any:
+  """Computes a call without a global scale of rows.
 
-
-def _computed(
-  problem: calls.RaggedDotProblem,
-  target: targets.Target,
-  call: calls.RaggedDotCall,
-  out: quantization_problems.QuantizationProblem | None = None,
-  out_global_scale: jax.Array | None = None,
-) -> dict[str, jax.Array]:
-  """Runs the launches on the call's arrays, copied only if necessary."""
+  It runs the launches on the call's arrays, copied only if necessary.
+  """
   shape = _shape(problem, target)
   arrays: dict[str, Any] = {"group_sizes": call.group_sizes, "bias": call.bias}
   lhs, rhs = _readable(call, shape, target)
@@ -297,19 +277,15 @@ def _computed(
   shape = dataclasses.replace(shape, lhs=lhs_kind, rhs=rhs_kind)
   if problem.reads_m:
     arrays["m"] = jnp.asarray(call.num_rows, jnp.int32).reshape(1)
-  planned = _launches(shape, target)
-  if out is not None:
-    sizes = (1, shape.m, shape.out_columns)
-    planned = triton.quantized_launches(planned, out, sizes, target)
-    if out_global_scale is not None:
-      arrays["out_global_scale"] = out_global_scale.reshape(1)
-  return triton_launches.run(
+  return triton.run(
     "ragged.ragged_matmul",
-    planned,
+    _launches(shape, target),
     arrays,
     target,
     who=calls.WHO,
     num_rows=call.num_rows,
+    sizes=(1, shape.m, shape.out_columns),
+    out=out,
   )
 
 
@@ -338,7 +314,6 @@ BACKEND: Final[decisions.BackendRecord[calls.RaggedDotProblem]] = (
     plan=plan,
     emit=emit,
     quantized_refusal=quantized_refusal,
-    emit_quantized=emit_quantized,
     reads=_reads,
   )
 )
