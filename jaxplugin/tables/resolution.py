@@ -511,7 +511,6 @@ def ask(
         why="it is being measured",
       )
     )
-  fields = operation.fields_of(problem)
   refused = []
   for named in asked.tables:
     if named.table.header.operation != operation.name:
@@ -520,7 +519,7 @@ def ask(
     if reason:
       refused.append((named, reason))
       continue
-    if fields is not None:
+    if (fields := operation.fields_of(problem)) is not None:
       measured += proposals(named.table, fields, named.name)
   for named, reason in refused:
     if _concerns(named, target):

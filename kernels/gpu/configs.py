@@ -403,6 +403,11 @@ class Tiling(constants.KernelConstant):
   decoding: Decoding = Decoding()
 
   @property
+  def is_ragged(self) -> bool:
+    """Whether rows are divided into groups (`ragged.plans.RaggedTiling`)."""
+    return False
+
+  @property
   def is_across(self) -> bool:
     """Whether k runs across the blocks of rhs, which lie along n."""
     return False

@@ -63,7 +63,7 @@ class PlanTest(parameterized.TestCase):
     (launch,) = self.plan(product("bf16", "mxfp8", has_bias=True))
     self.assertEqual(
       launch.inputs,
-      ("lhs", "lhs", "rhs", "rhs_scale", *["lhs"] * 3, "bias", "lhs"),
+      ("lhs", "lhs", "rhs", "rhs_scale", *["lhs"] * 5, "bias", *["lhs"] * 3),
     )
 
   @parameterized.product(lhs=("mxfp8", "bf16"), split_k=(1, 4))
@@ -75,7 +75,7 @@ class PlanTest(parameterized.TestCase):
     matmul, *rest = self.plan(shape, config)
     # In `inputs`, lhs replaces each absent array. These are pointers.
     is_described = [spec is not None for spec in matmul.descriptors]
-    self.assertEqual(is_described, [True, False, True, *[False] * 6])
+    self.assertEqual(is_described, [True, False, True, *[False] * 10])
     tiling = dict(matmul.constexprs)["TILING"]
     self.assertTrue(tiling.lhs.is_described and tiling.rhs.is_described)
     self.assertEndsWith(matmul.name, "_tma")
@@ -159,7 +159,9 @@ class PlanTest(parameterized.TestCase):
     )
     self.assertEqual(matmul.grid, 3 * 2 * 4)
     self.assertNotIn("bias", matmul.inputs)
-    self.assertEqual(reduce.inputs, (*["workspace"] * 3, "bias", "workspace"))
+    self.assertEqual(
+      reduce.inputs, (*["workspace"] * 5, "bias", *["workspace"] * 3)
+    )
     self.assertEqual(reduce.outputs, (("out", (1, 70, 256), "bfloat16"),))
     self.assertEqual(reduce.grid, -(-70 * 256 // 128))
 

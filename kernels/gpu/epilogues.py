@@ -112,7 +112,7 @@ def _gelu(x):
 
 
 @triton.jit
-def store_tile(acc, position, epilogue, out, TILING: tl.constexpr):
+def store_tile(acc, place, epilogue, out, TILING: tl.constexpr):
   """Stores the accumulator in out[planes, m, n].
 
   Without a split of k the epilogue is applied first. With a split, a plane has
@@ -120,7 +120,8 @@ def store_tile(acc, position, epilogue, out, TILING: tl.constexpr):
 
   Args:
     acc: see `zero_accumulator`.
-    position: see `position_of`; its row as for `row_and_rows`.
+    place: (plane, row, column) of `tiles.position_of`; row as for
+      `tiles.row_and_rows`.
     epilogue: pointers; see `apply_epilogue`.
     out: pointer to the result, or to f32 parts if k is split.
     TILING: constexpr.
@@ -130,7 +131,7 @@ def store_tile(acc, position, epilogue, out, TILING: tl.constexpr):
   block_n: tl.constexpr = TILING.config.block_n
   shape: tl.constexpr = TILING.shape
   lhs: tl.constexpr = TILING.lhs
-  plane, _, row, column, _ = position
+  plane, row, column = place
   row, m = tiles.row_and_rows(row, lhs)
   if TILING.config.swap:
     acc = tl.trans(acc)
@@ -159,14 +160,14 @@ def store_tile(acc, position, epilogue, out, TILING: tl.constexpr):
 
 @triton.jit
 def store_quantized_tile(
-  acc, position, epilogue, out, TILING: tl.constexpr, RESULT: tl.constexpr
+  acc, place, epilogue, out, TILING: tl.constexpr, RESULT: tl.constexpr
 ):
   """Applies the epilogue to an accumulator and stores it quantized along n.
 
   It computes a part of the columns at a time, which needs fewer registers.
 
   Args:
-    acc, position, epilogue: as for `store_tile`.
+    acc, place, epilogue: as for `store_tile`.
     out: pointers; see `quantize_part`.
     TILING, RESULT: constexprs.
   """
@@ -176,7 +177,7 @@ def store_quantized_tile(
   block_n: tl.constexpr = TILING.config.block_n
   size: tl.constexpr = min(RESULT.columns_of_part, block_n)
   shape: tl.constexpr = TILING.shape
-  plane, _, row, column, _ = position
+  plane, row, column = place
   global_scale, second_global_scale, bias, residual = epilogue
   if TILING.config.swap:
     acc = tl.trans(acc)
@@ -198,8 +199,8 @@ def store_quantized_tile(
       mask,
       shape,
     )
-    place = (plane, row, column + i * size)
-    largest = quantize_part(x, place, m, mask, largest, out, RESULT)
+    start = (plane, row, column + i * size)
+    largest = quantize_part(x, start, m, mask, largest, out, RESULT)
   store_amax(largest, out, RESULT)
 
 
@@ -228,14 +229,15 @@ def quantize_part(x, place, rows, mask, largest, out, RESULT: tl.constexpr):
     rows: end of the rows that are stored.
     mask: elements that exist.
     largest: int32[rows], the result for earlier parts; zeros at first.
-    out: pointers (out_global_scale, key, amax, values, scale). Those that
-      RESULT does not need are not read.
+    out: pointers (out_global_scale, key, values, scale, amax): f32[1],
+      uint32[2], and those of `quantize.quantize`. Those that RESULT does not
+      need are not read.
     RESULT: constexpr, a `quantized_plans.ResultKind`.
 
   Returns:
     Bits of the rows' largest finite magnitudes, for `store_amax`.
   """
-  out_global_scale, key, _, values, scale = out
+  out_global_scale, key, values, scale, _ = out
   batch, row, column = place
   if RESULT.has_amax:
     largest = tl.maximum(largest, global_scales.largest_finite(x, mask))
@@ -252,4 +254,4 @@ def quantize_part(x, place, rows, mask, largest, out, RESULT: tl.constexpr):
 def store_amax(largest, out, RESULT: tl.constexpr):
   """Stores the largest of `largest` for this program, if RESULT has an amax."""
   if RESULT.has_amax:
-    global_scales.store_amax(largest, out[2])
+    global_scales.store_amax(largest, out[4])

@@ -23,25 +23,17 @@ _REDUCE_THREADS: Final = 32 * REDUCE_WARPS
 _MANY_ELEMENTS: Final = 1 << 20
 _LEAST_COPY_BYTES: Final = 4  # smallest cp.async (PTX ISA, "cp.async")
 
-# Names of each kernel's pointer arguments, in order.
+# Names of each kernel's input pointers, in order. Its outputs follow.
 _OPERANDS: Final = ("lhs", "lhs_scale", "rhs", "rhs_scale")
 _EPILOGUE: Final = ("global_scale", "second_global_scale", "bias", "residual")
-_EPILOGUE_OF_GROUP: Final = ("global_scale", "bias")
-_POINTERS: Final = {
-  "matmul": (*_OPERANDS, "layer", *_EPILOGUE, "out"),
-  "matmul_of_m": (*_OPERANDS, "layer", "m", *_EPILOGUE, "out"),
-  "reduce": ("workspace", *_EPILOGUE, "out"),
-  "reduce_of_m": ("workspace", "m", *_EPILOGUE, "out"),
-  "ragged": (*_OPERANDS, "group_sizes", *_EPILOGUE_OF_GROUP, "out"),
-  "ragged_of_m": (*_OPERANDS, "group_sizes", "m", *_EPILOGUE_OF_GROUP, "out"),
-  "ragged_reduce": ("workspace", "group_sizes", *_EPILOGUE_OF_GROUP, "out"),
-  "ragged_reduce_of_m": (
-    *("workspace", "group_sizes", "m"),
-    *(*_EPILOGUE_OF_GROUP, "out"),
-  ),
+_RESULT: Final = ("out_global_scale", "key")
+_INPUTS: Final = {
+  "matmul": (*_OPERANDS, "layer", "group_sizes", "m", *_EPILOGUE, *_RESULT),
+  "reduce": ("workspace", "group_sizes", "m", *_EPILOGUE, *_RESULT),
 }
-# A kernel with a quantized result replaces `out` by these.
-_QUANTIZED: Final = ("out_global_scale", "key", "amax", "values", "scale")
+_OUTPUTS: Final = ("out", "scale", "amax")
+# Outputs that only a kernel with a quantized result has.
+_NOT_QUANTIZED: Final = (("scale", None), ("amax", None))
 _TRITON_DTYPES: Final = {
   "f16": "fp16",
   "f32": "fp32",
@@ -67,7 +59,7 @@ def plan(
   tiling = tiling_of(configs.Tiling, shape, config, architecture)
   result = (shape.batch, shape.m, shape.n)
   matmul, *reduce = launches(
-    ("matmul", "reduce"), tiling, architecture, out=result, part=result, rows=1
+    tiling, architecture, out=result, part=result, rows=1
   )
   lhs, rhs = None, None
   if config.use_descriptors:
@@ -77,7 +69,6 @@ def plan(
 
 
 def launches(
-  kernels: tuple[str, str],
   tiling: configs.Tiling,
   architecture: architectures.Architecture,
   *,
@@ -88,8 +79,7 @@ def launches(
   """Returns the launch that multiplies, and one that adds parts of a split k.
 
   Args:
-    kernels: names of both kernels. If they read m, `_of_m` is added.
-    tiling: their constant.
+    tiling: constant of both kernels.
     architecture: the GPU.
     out: shape of the result.
     part: shape of the sums of one split.
@@ -98,23 +88,21 @@ def launches(
   config = tiling.config
   elements = math.prod(out)
   block = reduce_block(elements)
-  reads_m = tiling.shape.reads_m
-  keys = [f"{kernel}{'_of_m' * reads_m}" for kernel in kernels]
-  if reads_m:
+  if tiling.shape.reads_m:
     out = (*out[:-2], launching.READ, out[-1])
     part = (*part[:-2], launching.READ, part[-1])
   written = launching.Output(
     "out", out, configs.NUMPY_DTYPES[tiling.shape.out_dtype]
   )
   multiply = launching.Launch(
-    kernel=keys[0],
-    name=kernel_name(kernels[0], tiling),
-    inputs=_inputs(kernels[0], tiling),
+    kernel="matmul",
+    name=kernel_name("matmul", tiling),
+    inputs=_inputs("matmul", tiling),
     outputs=(written,),
     views=views(tiling.shape, config, architecture),
     ptx_version=ptx_version(tiling, architecture),
     fp_fusion=True,
-    constexprs=(("TILING", tiling),),
+    constexprs=(*_NOT_QUANTIZED, ("TILING", tiling), ("RESULT", None)),
     grid=tiling.programs,
     num_warps=config.num_warps,
     num_stages=config.num_stages,
@@ -123,12 +111,15 @@ def launches(
     return (multiply,)
   parts = launching.Output("workspace", (config.split_k, *part), "float32")
   add = launching.Launch(
-    kernel=keys[1],
-    name=kernel_name(kernels[1], tiling),
-    inputs=_inputs(kernels[1], tiling),
+    kernel="reduce",
+    name=kernel_name("reduce", tiling),
+    inputs=_inputs("reduce", tiling),
     outputs=(written,),
     fp_fusion=True,
-    constexprs=(("TILING", tiling), ("BLOCK", block)),
+    constexprs=(
+      *_NOT_QUANTIZED,
+      *(("TILING", tiling), ("BLOCK", block), ("RESULT", None)),
+    ),
     grid=rows * configs.cdiv(elements // rows, block),
     num_warps=REDUCE_WARPS,
   )
@@ -138,17 +129,21 @@ def launches(
 def _inputs(kernel: str, tiling: configs.Tiling) -> tuple[str, ...]:
   """Returns the array of each pointer; another one's for an absent array."""
   shape = tiling.shape
-  has_epilogue = kernel.endswith("reduce") or not tiling.is_split
+  has_epilogue = kernel == "reduce" or not tiling.is_split
   present = {
     "lhs_scale": shape.lhs.is_quantized,
     "rhs_scale": shape.rhs.is_quantized,
     "layer": shape.layers is not None,
+    "group_sizes": tiling.is_ragged,
+    "m": shape.reads_m,
     "global_scale": has_epilogue and shape.has_global_scale,
     "second_global_scale": has_epilogue and shape.has_two_global_scales,
     "bias": has_epilogue and shape.has_bias,
     "residual": has_epilogue and shape.has_residual,
+    # `quantized_plans.plan` adds them.
+    **dict.fromkeys(_RESULT, False),
   }
-  names = _POINTERS[f"{kernel}{'_of_m' * shape.reads_m}"][:-1]
+  names = _INPUTS[kernel]
   return tuple(
     name
     if present.get(name, True)
@@ -362,10 +357,7 @@ def signature(
     "key": "u32",
     **dict(launch.views),
   }
-  kernel = launch.kernel.removesuffix("_quantized")
-  names = _POINTERS[kernel]
-  if kernel != launch.kernel:
-    names = (*names[:-1], *_QUANTIZED)
+  names = (*_INPUTS[launch.kernel], *_OUTPUTS[: len(launch.outputs)])
   types = [*(arrays[name] for name in launch.inputs)]
   types += [output.dtype for output in launch.outputs]
   specs = [*launch.descriptors] or [None] * len(launch.inputs)
@@ -393,15 +385,12 @@ def kernel_name(kernel: str, tiling: configs.Tiling) -> str:
   """
   shape, config = tiling.shape, tiling.config
   split = f"_split{config.split_k}" if tiling.is_split else ""
-  if kernel.endswith("reduce"):
-    return f"block_scaled_{kernel}{split}{'_of_m' * shape.reads_m}"
-  if kernel == "matmul":
-    kernel = config.path
-  elif kernel == "ragged":
-    across = "_across" if tiling.is_across else ""
-    kernel = f"ragged_{config.path}{across}"
+  prefix = f"block_scaled_{'ragged_' * tiling.is_ragged}"
+  if kernel == "reduce":
+    return f"{prefix}reduce{split}{'_of_m' * shape.reads_m}"
   return (
-    f"block_scaled_{kernel}_{shape.lhs.name}_{shape.rhs.name}"
+    f"{prefix}{config.path}{'_across' * tiling.is_across}"
+    f"_{shape.lhs.name}_{shape.rhs.name}"
     f"_{config.block_m}x{config.block_n}x{config.block_k}{split}"
     # The small_m kernel always swaps.
     f"{'_swap' if config.swap and config.path != 'small_m' else ''}"

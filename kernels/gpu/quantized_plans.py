@@ -70,7 +70,7 @@ def plan(
   """
   *first, last = launches
   tiling = dict(last.constexprs)["TILING"]
-  if last.kernel == "reduce":  # It computes one long row.
+  if last.kernel == "reduce" and not tiling.is_ragged:  # one long row
     size = rows.batch * rows.rows * rows.k
     rows = dataclasses.replace(rows, batch=1, rows=1, k=size)
   has_amax = rows.returns_amax
@@ -86,25 +86,21 @@ def plan(
     else _COLUMNS_OF_PART,
     has_amax=has_amax,
   )
-  placeholder = last.inputs[0]
-  is_given = rows.global_scale == "given"
-  inputs = [
-    "out_global_scale" if is_given else placeholder,
-    "key" if rows.options.is_stochastic else placeholder,
-  ]
-  outputs = list(launch.outputs)
+  *inputs, out_global_scale, key = last.inputs
+  if rows.global_scale == "given":
+    out_global_scale = "out_global_scale"
+  if rows.options.is_stochastic:
+    key = "key"
+  outputs, constants = launch.outputs, dict(last.constexprs)
+  del constants["scale"]
   if has_amax:
-    outputs.insert(0, launching.Output("amax", (last.grid,), "float32"))
-  else:
-    inputs.append(placeholder)
+    outputs += (launching.Output("amax", (last.grid,), "float32"),)
+    del constants["amax"]
   last = dataclasses.replace(
     last,
-    kernel=f"{last.kernel}_quantized",
     name=f"{last.name}{result.suffix}",
-    inputs=(*last.inputs, *inputs),
-    outputs=tuple(outputs),
-    constexprs=(*last.constexprs, ("RESULT", result)),
-    descriptors=last.descriptors
-    and (*last.descriptors, *(None for _ in inputs)),
+    inputs=(*inputs, out_global_scale, key),
+    outputs=outputs,
+    constexprs=tuple((constants | {"RESULT": result}).items()),
   )
   return (*first, last)

@@ -17,7 +17,6 @@ from jaxplugin.kernels.gpu import (
   quantized_plans,
 )
 from jaxplugin.kernels.gpu.ragged import plans as ragged_plans
-from jaxplugin.kernels.gpu.ragged import ragged_matmul
 
 from jaxplugin.kernels import architectures
 from jaxplugin.testing.interpreter import interpret
@@ -122,7 +121,7 @@ class QuantizedResultTest(parameterized.TestCase):
     }
     launches = ragged_plans.plan(shape, config, matmul_shapes.SM_90)
     rows = quantize_cases.with_given_scale(M, shape.out_columns, result)
-    got = self.check(ragged_matmul.KERNELS, launches, arrays, rows)
+    got = self.check(block_scaled_matmul.KERNELS, launches, arrays, rows)
     self.assertFalse(got["values"].reshape(M, -1)[-3:].any())
 
   def check(self, kernels, launches, arrays, rows):

@@ -22,12 +22,6 @@ _GROUP_ROWS = tl.constexpr(32)
 
 
 @triton.jit
-def program_position(TILING: tl.constexpr):
-  """Returns `position_of` this program's tile."""
-  return position_of(tl.program_id(0), TILING.tiles_m, TILING)
-
-
-@triton.jit
 def position_of(pid, tiles_m, TILING: tl.constexpr):
   """Returns (plane, batch, row, column, k), the start of tile number `pid`.
 

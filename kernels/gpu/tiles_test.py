@@ -177,13 +177,16 @@ class ReduceTest(parameterized.TestCase):
     interpret.launch(
       block_scaled_matmul.reduce_kernel,
       grid,
-      *[workspace] * 5,
+      *[workspace] * 9,
       out,
+      scale=None,
+      amax=None,
       TILING=configs.Tiling(
         shape=make_shape(m=m, n=1),
         config=dataclasses.replace(CONFIGS["upcast"], split_k=splits),
       ),
       BLOCK=1024,
+      RESULT=None,
       **options,
     )
 

@@ -85,10 +85,9 @@ def ptx(key, waits=True):
   else:
     config = tiles_by_rule.default_config(shape, HOPPER, core_count=CORES)
     launch = matmul_plans.plan(shape, config, HOPPER)[0]
-  (constexprs,) = launch.constexprs
-  name, tiling = constexprs
-  constexprs = ((name, dataclasses.replace(tiling, waits=waits)),)
-  launch = dataclasses.replace(launch, constexprs=constexprs)
+  constexprs = dict(launch.constexprs)
+  constexprs["TILING"] = dataclasses.replace(constexprs["TILING"], waits=waits)
+  launch = dataclasses.replace(launch, constexprs=tuple(constexprs.items()))
   return compile.compile_matmul(launch, shape, HOPPER).assembly
 
 

@@ -648,7 +648,6 @@ def _dot(
   if problem.reads_m:
     arrays["m"] = jnp.asarray(m, jnp.int32).reshape(1)
   result = run(
-    "block_scaled_matmul",
     _launches(matmul, target, config),
     arrays,
     target,
@@ -661,7 +660,6 @@ def _dot(
 
 
 def run(
-  module: str,
   planned: Sequence[launching.Launch],
   arrays: dict[str, Any],
   target: targets.Target,
@@ -674,8 +672,8 @@ def run(
   """Runs the launches of a matmul, the last of which may quantize its result.
 
   Args:
-    module, arrays, target, who, num_rows: as for `triton_launches.run`.
     planned: launches that compute the matmul.
+    arrays, target, who, num_rows: as for `triton_launches.run`.
     sizes: (batch, m, n) of the result.
     out: as for every backend.
   """
@@ -686,7 +684,9 @@ def run(
     if out.global_scale is not None:
       arrays["out_global_scale"] = out.global_scale.reshape(1)
   found = triton_launches.run(
-    module, planned, arrays, target, who=who, num_rows=num_rows
+    *("block_scaled_matmul", planned, arrays, target),
+    who=who,
+    num_rows=num_rows,
   )
   if out is None:
     return found["out"]

@@ -24,13 +24,11 @@ from triton.compiler import compiler
 
 from jaxplugin.kernels import architectures, launching
 from jaxplugin.kernels.gpu import block_scaled_matmul, configs, matmul_plans
-from jaxplugin.kernels.gpu.ragged import ragged_matmul
 from jaxplugin.lab.inspection import machine_code, simulation
 
 POINTER_ALIGNMENT_BYTES: Final = 16
 REGISTER_GRANULE: Final = 8  # registers of a thread are rounded up to this
 _RESERVED_SHARED_MEMORY_BYTES: Final = 1024
-_MATMULS: Final = block_scaled_matmul.KERNELS | ragged_matmul.KERNELS
 
 
 class CompileError(Exception):
@@ -277,7 +275,8 @@ def compile_matmul(
   `dtypes` are those of `matmul_plans.signature`.
   """
   signature = matmul_plans.signature(launch, shape, **dtypes)
-  return compile_launch(_MATMULS[launch.kernel], launch, signature, target)
+  kernel = block_scaled_matmul.KERNELS[launch.kernel]
+  return compile_launch(kernel, launch, signature, target)
 
 
 def _check_arguments(

@@ -278,7 +278,6 @@ def _ragged_dot(
   if problem.reads_m:
     arrays["m"] = jnp.asarray(call.num_rows, jnp.int32).reshape(1)
   return triton.run(
-    "ragged.ragged_matmul",
     _launches(shape, target),
     arrays,
     target,

@@ -101,6 +101,10 @@ class RaggedTiling(configs.Tiling):
   shape: RaggedShape
 
   @property
+  def is_ragged(self) -> bool:
+    return True
+
+  @property
   def is_across(self) -> bool:
     return self.shape.is_across
 
@@ -170,7 +174,6 @@ def plan(
   """
   tiling = matmul_plans.tiling_of(RaggedTiling, shape, config, architecture)
   return matmul_plans.launches(
-    ("ragged", "ragged_reduce"),
     tiling,
     architecture,
     out=(shape.m, shape.out_columns),

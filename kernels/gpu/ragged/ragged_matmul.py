@@ -1,29 +1,30 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Ragged block-scaled matmuls in Triton.
+"""Tiles of ragged block-scaled matmuls, for `block_scaled_matmul`.
 
 With group(i) the group of row i, and 0 in rows without a group::
 
   out[i, n] = activation(g * sum_k lhs[i, k] rhs[group(i), n, k]
                          + bias[group(i), n])
 
+lhs: [m, k]; rhs: [groups, n, k], or [groups, k, n] across its blocks;
+group_sizes: i32[groups]; global_scale: f32[factors] or f32[groups, factors];
+bias: [groups, n]; out: [m, n], or [m, n / 2] with a gated activation. If k is
+split, out is f32[split_k, m, n] without the epilogue, and rows without a group
+are not written.
+
 The loop over k is that of the dense kernel (`accumulation`), so a row has the
 same bits with the same config. A program computes one tile of rows of one
 group, which it finds on the device (`rows_of_tile`). The grid has enough
 programs for any group sizes, and spare programs return at once. The weight of a
-group without rows is never read.
-
-Pointers are those of `block_scaled_matmul`, with group_sizes, i32[groups],
-after the operands. TILING is a `plans.RaggedTiling`.
+group without rows is never read. TILING is a `plans.RaggedTiling`.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 import triton
 import triton.language as tl
-from jaxplugin.kernels.gpu import accumulation, epilogues, matmul_plans, tiles
+from jaxplugin.kernels.gpu import accumulation, epilogues, tiles
 
 # gpt-oss's gated activation (arXiv 2508.10925, and its reference
 # implementation).
@@ -31,234 +32,70 @@ _OAI_LIMIT = tl.constexpr(7.0)
 _OAI_ALPHA = tl.constexpr(1.702)
 
 
-@triton.jit(repr=matmul_plans.kernel_name_of("ragged"))
-def ragged_kernel(
-  lhs,
-  lhs_scale,
-  rhs,
-  rhs_scale,
-  group_sizes,
-  global_scale,
-  bias,
+@triton.jit
+def multiply_tile(
+  position,
+  m,
+  operands,
+  epilogue,
   out,
-  TILING: tl.constexpr,
-):
-  """Multiplies one tile of rows of a group by the group's weight.
-
-  lhs: [m, k]; rhs: [groups, n, k], or [groups, k, n] across its blocks;
-  global_scale: f32[factors] or f32[groups, factors]; bias: [groups, n]; out:
-  [m, n], or [m, n / 2] with a gated activation.
-
-  Grid: `TILING.programs`. If k is split, out is f32[split_k, m, n] without the
-  epilogue, and rows without a group are not written.
-  """
-  groups: tl.constexpr = TILING.shape.groups
-  m: tl.constexpr = TILING.shape.m
-  block_m: tl.constexpr = TILING.config.block_m
-  plane, batch, row, column, k = tiles.program_position(TILING)
-  group, row, end = rows_of_tile(group_sizes, row // block_m, m, TILING)
-  if row >= end:
-    return
-  if group == groups:
-    if not TILING.is_split:
-      _store_zeros(row, end, column, out, TILING)
-    return
-
-  left = (lhs, lhs_scale, batch, row)
-  right = (rhs, rhs_scale, group, column)
-  acc = accumulation.accumulate(left, right, k, TILING)
-  place = (plane, group, row, end, column)
-  _store_sums(acc, place, m, (global_scale, bias), out, TILING)
-
-
-@triton.jit(repr=matmul_plans.kernel_name_of("ragged"))
-def ragged_quantized_kernel(
-  lhs,
-  lhs_scale,
-  rhs,
-  rhs_scale,
-  group_sizes,
-  global_scale,
-  bias,
-  out_global_scale,
-  key,
-  amax,
-  values,
-  scale,
   TILING: tl.constexpr,
   RESULT: tl.constexpr,
 ):
-  """Quantizes the f32 result of `ragged_kernel` without a split of k.
+  """Multiplies one tile of rows of a group by the group's weight.
 
-  For the arrays after `bias` see `epilogues.quantize_part`.
+  Args:
+    position: see `tiles.position_of`.
+    m: number of rows.
+    operands: pointers ((lhs, its scale), (rhs, its scale), group_sizes).
+    epilogue, out: pointers; see `epilogues.store_quantized_tile`.
+    TILING, RESULT: constexprs.
   """
+  lhs, rhs, group_sizes = operands
   groups: tl.constexpr = TILING.shape.groups
-  m: tl.constexpr = TILING.shape.m
   block_m: tl.constexpr = TILING.config.block_m
-  _, batch, row, column, k = tiles.program_position(TILING)
+  plane, batch, row, column, k = position
   group, row, end = rows_of_tile(group_sizes, row // block_m, m, TILING)
-  epilogue = (global_scale, bias)
-  out = (out_global_scale, key, amax, values, scale)
   place = (group, row, end, column)
-  if row >= end:
-    epilogues.store_amax(tl.zeros((1,), tl.int32), out, RESULT)
-    return
-  if group == groups:
-    _store_quantized(None, place, epilogue, out, TILING, RESULT)
-    return
-
-  left = (lhs, lhs_scale, batch, row)
-  right = (rhs, rhs_scale, group, column)
-  acc = accumulation.accumulate(left, right, k, TILING)
-  _store_quantized(acc, place, epilogue, out, TILING, RESULT)
-
-
-@triton.jit(repr=matmul_plans.kernel_name_of("ragged"))
-def ragged_of_m_kernel(
-  lhs,
-  lhs_scale,
-  rhs,
-  rhs_scale,
-  group_sizes,
-  m,
-  global_scale,
-  bias,
-  out,
-  TILING: tl.constexpr,
-):
-  """Computes `ragged_kernel` for m rows, which it reads: m is i32[1].
-
-  For the grid see `block_scaled_matmul.matmul_of_m_kernel`.
-  """
-  operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes)
-  epilogue = (global_scale, bias)
-  rows = tl.load(m)
-  used = tl.minimum(TILING.shape.groups + 1, rows)
-  tiles_m = (rows - used) // TILING.config.block_m + used
-  num_tiles = tiles_m * TILING.tiles_n * TILING.config.split_k
-  if TILING.shape.is_for_any_m:
-    for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
-      _multiply_tile(tile, tiles_m, rows, operands, epilogue, out, TILING)
-  else:
-    tile = tl.program_id(0)
-    if tile < num_tiles:
-      _multiply_tile(tile, tiles_m, rows, operands, epilogue, out, TILING)
-
-
-@triton.jit
-def _multiply_tile(
-  tile, tiles_m, m, operands, epilogue, out, TILING: tl.constexpr
-):
-  """Computes one tile by its number, of `tiles_m` for m rows in each plane."""
-  lhs, lhs_scale, rhs, rhs_scale, group_sizes = operands
-  groups: tl.constexpr = TILING.shape.groups
-  block_m: tl.constexpr = TILING.config.block_m
-  plane, batch, row, column, k = tiles.position_of(tile, tiles_m, TILING)
-  group, row, end = rows_of_tile(group_sizes, row // block_m, m, TILING)
   # A loop allows no early return.
   if row < end:
     if group < groups:
-      left = (lhs, lhs_scale, batch, (row, end))
-      right = (rhs, rhs_scale, group, column)
+      rows = row
+      if TILING.shape.reads_m:
+        rows = (row, end)
+      left = (lhs[0], lhs[1], batch, rows)
+      right = (rhs[0], rhs[1], group, column)
       acc = accumulation.accumulate(left, right, k, TILING)
-      place = (plane, group, row, end, column)
-      _store_sums(acc, place, m, epilogue, out, TILING)
+      if RESULT is None:
+        _store_sums(acc, plane, place, m, epilogue, out[2], TILING)
+      else:
+        _store_quantized(acc, place, epilogue, out, TILING, RESULT)
+    elif RESULT is not None:
+      _store_quantized(None, place, epilogue, out, TILING, RESULT)
     elif not TILING.is_split:
-      _store_zeros(row, end, column, out, TILING)
+      _store_zeros(row, end, column, out[2], TILING)
+  elif RESULT is not None:
+    epilogues.store_amax(tl.zeros((1,), tl.int32), out, RESULT)
 
 
 @triton.jit
-def _store_sums(acc, place, m, epilogue, out, TILING: tl.constexpr):
+def _store_sums(acc, plane, place, m, epilogue, out, TILING: tl.constexpr):
   """Stores the result of a tile, or its part of a split k.
 
-  place: (plane, group, first row, end of the group's rows, first column).
+  place: (group, first row, end of the group's rows, first column).
   """
-  plane, group, row, end, column = place
-  global_scale, bias = epilogue
+  group, row, end, column = place
   if TILING.config.swap:
     acc = tl.trans(acc)
   if TILING.is_split:
     _store_part(acc, plane, row, end, m, column, out, TILING)
   else:
-    result = _epilogue(acc, group, column, global_scale, bias, TILING)
+    result = _epilogue(acc, group, column, epilogue, TILING)
     _store(result, row, end, column, out, TILING)
 
 
-@triton.jit(repr=matmul_plans.kernel_name_of("ragged_reduce"))
-def ragged_reduce_kernel(
-  workspace,
-  group_sizes,
-  global_scale,
-  bias,
-  out,
-  TILING: tl.constexpr,
-  BLOCK: tl.constexpr,
-):
-  """Adds the partial sums of a split k, in order, and applies the epilogue.
-
-  workspace: f32[split_k, m, n]. For other arguments see `ragged_kernel`. Grid:
-  one program for each BLOCK columns of a row of out.
-  """
-  m: tl.constexpr = TILING.shape.m
-  operands = (workspace, group_sizes)
-  epilogue = (global_scale, bias)
-  _reduce(tl.program_id(0), m, operands, epilogue, out, TILING, BLOCK)
-
-
-@triton.jit(repr=matmul_plans.kernel_name_of("ragged_reduce"))
-def ragged_reduce_quantized_kernel(
-  workspace,
-  group_sizes,
-  global_scale,
-  bias,
-  out_global_scale,
-  key,
-  amax,
-  values,
-  scale,
-  TILING: tl.constexpr,
-  BLOCK: tl.constexpr,
-  RESULT: tl.constexpr,
-):
-  """Quantizes the f32 result of `ragged_reduce_kernel`.
-
-  For the arrays after `bias` see `epilogues.quantize_part`.
-  """
-  m: tl.constexpr = TILING.shape.m
-  operands = (workspace, group_sizes)
-  epilogue = (global_scale, bias)
-  out = (out_global_scale, key, amax, values, scale)
-  x, row, column, mask = _sum(
-    tl.program_id(0), m, operands, epilogue, TILING, BLOCK
-  )
-  largest = tl.zeros((1,), tl.int32)
-  place = (tl.zeros((), tl.int64), row, column)
-  largest = epilogues.quantize_part(x, place, m, mask, largest, out, RESULT)
-  epilogues.store_amax(largest, out, RESULT)
-
-
-@triton.jit(repr=matmul_plans.kernel_name_of("ragged_reduce"))
-def ragged_reduce_of_m_kernel(
-  workspace,
-  group_sizes,
-  m,
-  global_scale,
-  bias,
-  out,
-  TILING: tl.constexpr,
-  BLOCK: tl.constexpr,
-):
-  """Computes `ragged_reduce_kernel` for m rows; see `ragged_of_m_kernel`."""
-  chunks: tl.constexpr = (TILING.shape.out_columns + BLOCK - 1) // BLOCK
-  rows = tl.load(m)
-  block = tl.program_id(0)
-  if block < rows * chunks:
-    operands = (workspace, group_sizes)
-    _reduce(block, rows, operands, (global_scale, bias), out, TILING, BLOCK)
-
-
 @triton.jit
-def _reduce(
+def reduce(
   block,
   m,
   operands,
@@ -266,22 +103,17 @@ def _reduce(
   out,
   TILING: tl.constexpr,
   BLOCK: tl.constexpr,
+  RESULT: tl.constexpr,
 ):
-  """Computes one block of `ragged_reduce_kernel`, by its number."""
-  out_columns: tl.constexpr = TILING.shape.out_columns
-  result, row, column, mask = _sum(block, m, operands, epilogue, TILING, BLOCK)
-  columns = column + tl.arange(0, BLOCK)
-  out += row.to(tl.int64) * out_columns
-  tl.store(out + columns[None, :], result.to(out.dtype.element_ty), mask=mask)
+  """Adds the partial sums of one block of a row, by its number.
 
-
-@triton.jit
-def _sum(
-  block, m, operands, epilogue, TILING: tl.constexpr, BLOCK: tl.constexpr
-):
-  """Returns (f32[1, BLOCK], row, first column, mask) of `_reduce`."""
+  Args:
+    block: the number.
+    m: number of rows.
+    operands: pointers (workspace, group_sizes).
+    epilogue, out, TILING, BLOCK, RESULT: as for `multiply_tile`.
+  """
   workspace, group_sizes = operands
-  global_scale, bias = epilogue
   groups: tl.constexpr = TILING.shape.groups
   n: tl.constexpr = TILING.shape.n
   out_columns: tl.constexpr = TILING.shape.out_columns
@@ -303,17 +135,25 @@ def _sum(
     total += tl.load(part + places, mask=mask, other=0)
   # Rows without a group become zero, so they may read any group's bias.
   of_group = tl.minimum(group, groups - 1)
-  result = _epilogue(
-    total[None, :], of_group, column, global_scale, bias, TILING
-  )
+  result = _epilogue(total[None, :], of_group, column, epilogue, TILING)
   result = tl.where(group < groups, result, 0.0)
   column = column // columns_of_one
-  columns = column + tl.arange(0, BLOCK)
-  return result, row, column, (columns < out_columns)[None, :]
+  columns = (column + tl.arange(0, BLOCK))[None, :]
+  mask = columns < out_columns
+  if RESULT is None:
+    pointers = out[2] + tl.full((), row, tl.int64) * out_columns + columns
+    tl.store(pointers, result.to(pointers.dtype.element_ty), mask=mask)
+  else:
+    largest = tl.zeros((1,), tl.int32)
+    place = (tl.zeros((), tl.int64), row, column)
+    largest = epilogues.quantize_part(
+      result, place, m, mask, largest, out, RESULT
+    )
+    epilogues.store_amax(largest, out, RESULT)
 
 
 @triton.jit
-def _epilogue(x, group, column, global_scale, bias, TILING: tl.constexpr):
+def _epilogue(x, group, column, epilogue, TILING: tl.constexpr):
   """Applies the epilogue to the sums x[rows, columns] of one group.
 
   column: first column, before `tiles.place_of`.
@@ -323,6 +163,7 @@ def _epilogue(x, group, column, global_scale, bias, TILING: tl.constexpr):
   shape: tl.constexpr = TILING.shape
   n: tl.constexpr = TILING.shape.n
   activation: tl.constexpr = TILING.shape.activation
+  global_scale, second_global_scale, bias, residual = epilogue
   columns = column + tl.arange(0, x.shape[1])
   places = tiles.place_of(columns, TILING.pair)[None, :]
   if shape.has_scale_of_group:
@@ -330,7 +171,7 @@ def _epilogue(x, group, column, global_scale, bias, TILING: tl.constexpr):
   if shape.has_bias:
     bias += group.to(tl.int64) * n
   mask = (columns < n)[None, :]
-  epilogue = (global_scale, global_scale, bias, bias)
+  epilogue = (global_scale, second_global_scale, bias, residual)
   x = epilogues.apply_epilogue(x, epilogue, places, places, mask, mask, shape)
   if not shape.is_gated:
     return x
@@ -381,10 +222,9 @@ def _store_quantized(
   Args:
     acc: the accumulator, or None for rows without a group, which become zero.
     place: (group, first row, end of the group's rows, first column).
-    epilogue, out, TILING, RESULT: as for `ragged_quantized_kernel`.
+    epilogue, out, TILING, RESULT: as for `multiply_tile`.
   """
   group, row, end, column = place
-  global_scale, bias = epilogue
   block_m: tl.constexpr = TILING.config.block_m
   width: tl.constexpr = TILING.shape.out_columns
   columns_of_one: tl.constexpr = TILING.shape.n // width
@@ -402,8 +242,7 @@ def _store_quantized(
         epilogues.part_of(acc, i, out_columns // size),
         group,
         column + i * size * columns_of_one,
-        global_scale,
-        bias,
+        epilogue,
         TILING,
       )
     first = column // columns_of_one + i * size
@@ -437,17 +276,6 @@ def _store_part(acc, plane, row, end, m, column, out, TILING: tl.constexpr):
   places = tiles.place_of(columns, TILING.pair)
   offsets = tl.arange(0, block_m)[:, None] * n + places[None, :]
   tl.store(out + offsets, acc, mask=mask)
-
-
-# By the names that `launching.Launch` uses.
-KERNELS: Final = {
-  "ragged": ragged_kernel,
-  "ragged_quantized": ragged_quantized_kernel,
-  "ragged_of_m": ragged_of_m_kernel,
-  "ragged_reduce": ragged_reduce_kernel,
-  "ragged_reduce_quantized": ragged_reduce_quantized_kernel,
-  "ragged_reduce_of_m": ragged_reduce_of_m_kernel,
-}
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import pytest
 import triton
 import triton.language as tl
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import block_scaled_matmul, configs
 from jaxplugin.kernels.gpu.ragged import plans, ragged_matmul
 
 from jaxplugin.core import formats
@@ -78,7 +78,7 @@ def run(
     for launch in plans.plan(shape, config, architecture)
   ]
   return gpu_operands.run_launches(
-    ragged_matmul.KERNELS,
+    block_scaled_matmul.KERNELS,
     launches,
     arrays,
     programs=programs,
