@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -76,12 +76,7 @@ def notation(call: calls.DotCall) -> notation_lib.Notation:
   )
 
 
-def assign(
-  call: calls.DotCall,
-  specs: Mapping[str, Spec],
-  wanted: Spec | None,
-  axis_sizes: Mapping[str, int],
-) -> assignment_lib.Assignment:
+def assign(call: calls.DotCall, shardings: split.Shardings) -> split.Assignment:
   """Decides which mesh axes shard which dimension.
 
   In this order, an axis goes to the first dimension that has it:
@@ -96,20 +91,14 @@ def assign(
   5. Dimensions without sharding take that of the wanted result.
 
   An axis that does not divide its dimension into whole blocks is dropped.
-
-  Args:
-    call: the call.
-    specs: mesh axes of each dimension of lhs and rhs.
-    wanted: axes wanted for the result; None if nothing is known.
-    axis_sizes: size of each mesh axis.
   """
   dims = notation(call)
   lhs_names, rhs_names = dims.operands[:2]
   (out,) = dims.results
-  wanted = wanted or ((),) * len(out)
+  wanted = shardings.wanted(((),) * len(out))
   want = dict(zip(out, wanted, strict=True))
-  lhs = dict(zip(lhs_names, specs["lhs"], strict=True))
-  rhs = dict(zip(rhs_names, specs["rhs"], strict=True))
+  lhs = dict(zip(lhs_names, shardings.operands["lhs"], strict=True))
+  rhs = dict(zip(rhs_names, shardings.operands["rhs"], strict=True))
   m_first, n_first = _preferences(call, lhs, rhs, want)
   k = dims.reductions
   preferences = [
@@ -121,7 +110,7 @@ def assign(
     *want.items(),
   ]
   found = assignment_lib.assign(
-    dims, preferences, wanted, call.shape, axis_sizes
+    dims, preferences, wanted, call.shape, shardings.axis_sizes
   )
   # The epilogue follows the sum over devices, except for a global scale that
   # multiplies each partial sum.
@@ -234,10 +223,7 @@ def restored(call: calls.DotCall) -> calls.DotCall:
 
 
 def compute(
-  local: Dot,
-  call: calls.DotCall,
-  assignment: assignment_lib.Assignment,
-  axis_sizes: Mapping[str, int],
+  local: Dot, call: calls.DotCall, assignment: split.Assignment
 ) -> jax.Array:
   """Computes a device's dot, the sum over devices, and the epilogue.
 
@@ -245,9 +231,7 @@ def compute(
     local: computes a call on one device.
     call: `prepared` call of the device's shards.
     assignment: assignment of mesh axes for the whole call.
-    axis_sizes: size of each mesh axis.
   """
-  del axis_sizes
   call = restored(call)
   if not assignment.reduce:
     return local(call)

@@ -8,7 +8,7 @@ from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.dot import calls, sharding, sides
-from jaxplugin.operation import notation
+from jaxplugin.operation import notation, split
 
 SIZES = {"f": 2, "t": 4}
 NONE, F, T = (), ("f",), ("t",)
@@ -123,8 +123,12 @@ def assign(lhs, rhs, contracting, lhs_spec, rhs_spec, wanted=None, **options):
     preferred_element_type=F32,
     **options,
   )
-  specs = {"lhs": lhs_spec, "rhs": rhs_spec}
-  got = sharding.assign(call, specs, wanted, SIZES)
+  shardings = split.Shardings(
+    operands={"lhs": lhs_spec, "rhs": rhs_spec},
+    results=None if wanted is None else [wanted],
+    axis_sizes=SIZES,
+  )
+  got = sharding.assign(call, shardings)
   (names,) = sharding.notation(call).results
   return {
     "lhs": got.operands[0],

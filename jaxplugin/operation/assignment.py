@@ -22,10 +22,31 @@ Scatter = tuple[tuple[int, Axes], ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Shardings:
+  """The shardings of an operation's arrays before it is split.
+
+  Attributes:
+    operands: mesh axes of each dimension of each operand, in a list, or by name
+      for a call.
+    results: axes wanted for each result; None if nothing is known.
+    axis_sizes: size of each mesh axis.
+  """
+
+  operands: Any
+  results: Sequence[Spec] | None = None
+  axis_sizes: Mapping[str, int]
+
+  def wanted(self, default: Spec) -> Spec:
+    """Returns the axes wanted for the only result."""
+    return default if self.results is None else self.results[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Assignment:
   """The mesh axes of the dimensions of an operation.
 
   Attributes:
+    axis_sizes: size of each mesh axis.
     operands: axes of each dimension of each operand, as devices read it.
     results: axes of each dimension of each result, after any scatter.
     axes: axes of each named dimension, before any scatter.
@@ -34,11 +55,16 @@ class Assignment:
       it is replicated.
   """
 
+  axis_sizes: Mapping[str, int]
   operands: tuple[Spec, ...]
   results: tuple[Spec, ...]
   axes: Mapping[str, Axes] = dataclasses.field(default_factory=dict)
   reduce: Axes = ()
   scatter: Scatter = ()
+
+  def count(self, axes: Axes) -> int:
+    """Returns the number of parts into which axes split a dimension."""
+    return mesh_axes.Taker(self.axis_sizes).count(axes)
 
   def with_axes_of(
     self,
@@ -81,6 +107,7 @@ def assign(
   (parts,) = notation_lib.specs(notation.results, axes)
   result, scatter = scattered(parts, reduce, wanted, shape, taker)
   return Assignment(
+    axis_sizes=axis_sizes,
     operands=notation_lib.specs(notation.operands, axes),
     results=(result,),
     axes=axes,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from jaxplugin.operation import notation as notation_lib
 from jaxplugin.runtime import lowering
 
 Assignment = assignment_lib.Assignment
+Shardings = assignment_lib.Shardings
 Specs = Sequence[mesh_axes.Spec]
 
 
@@ -32,19 +33,15 @@ class Operation:
   """A function of arrays, and how it is split.
 
   Attributes:
-    assign: (operands, axes of their dimensions, axes wanted for the results,
-      size of each mesh axis) -> assignment.
-    per_device: (a device's shards of the operands, assignment, size of each
-      mesh axis) -> its shards of the results. It may use collectives over the
-      mesh axes.
+    assign: (operands, shardings) -> assignment.
+    per_device: (a device's shards of the operands, assignment) -> its shards of
+      the results. It may use collectives over the mesh axes.
     whole: (*operands) -> results, traced for their types.
     rule: (operands, results, sizes of the mesh axes) -> Shardy rule.
   """
 
-  assign: Callable[[Sequence[Any], Specs, Specs, Mapping[str, int]], Assignment]
-  per_device: Callable[
-    [Sequence[Any], Assignment, Mapping[str, int]], list[jax.Array]
-  ]
+  assign: Callable[[Sequence[Any], Shardings], Assignment]
+  per_device: Callable[[Sequence[Any], Assignment], list[jax.Array]]
   whole: Callable[..., list[jax.Array]] | None = None
   rule: (
     Callable[[Sequence[Any], Sequence[Any], Sequence[int]], notation_lib.Rule]
@@ -64,19 +61,19 @@ def of_call(
 
   Args:
     form: form of the call.
-    assign: (call, axes of its arrays by name, axes wanted for the result, size
-      of each mesh axis) -> assignment.
+    assign: (call, shardings by name) -> assignment.
     notation: call -> names of the dimensions of its arrays.
-    per_device: (call of a device's shards, assignment, size of each mesh axis)
-      -> a device's shard of the result.
+    per_device: (call of a device's shards, assignment) -> a device's shard of
+      the result.
     whole: call -> result.
   """
   return Operation(
-    assign=lambda operands, specs, wanted, axis_sizes: assign(
-      form.filled(operands), form.named(specs), wanted[0], axis_sizes
+    assign=lambda operands, shardings: assign(
+      form.filled(operands),
+      dataclasses.replace(shardings, operands=form.named(shardings.operands)),
     ),
-    per_device=lambda parts, assignment, axis_sizes: [
-      per_device(form.filled(parts), assignment, axis_sizes)
+    per_device=lambda parts, assignment: [
+      per_device(form.filled(parts), assignment)
     ],
     whole=None if whole is None else lambda *x: [whole(form.filled(x))],
     rule=lambda operands, results, axis_sizes: notation_lib.sharding_rule(
@@ -100,11 +97,14 @@ def partitioned(
 
   def partition(mesh: Any, operands: Any, results: Any) -> Any:
     fine, specs = mesh_axes.decode_shardings(mesh, [*operands, *results])
-    given, wanted = specs[: len(operands)], specs[len(operands) :]
-    assignment = operation.assign(operands, given, wanted, fine.shape)
+    count = len(operands)
+    shardings = Shardings(
+      operands=specs[:count], results=specs[count:], axis_sizes=fine.shape
+    )
+    assignment = operation.assign(operands, shardings)
 
     def per_device(*parts: jax.Array) -> list[jax.Array]:
-      return operation.per_device(parts, assignment, fine.shape)
+      return operation.per_device(parts, assignment)
 
     named = lambda spec: NamedSharding(fine, mesh_axes.partition_spec(spec))
     return (
@@ -269,9 +269,12 @@ def on_explicit_axes(
     with jax.sharding.use_abstract_mesh(mesh):
       operands = tuple(map(mesh_axes.on_mesh, operands))
       given = list(map(mesh_axes.spec_of, operands))
-      assignment = operation.assign(operands, given, specs, mesh.shape)
+      shardings = Shardings(
+        operands=given, results=specs, axis_sizes=mesh.shape
+      )
+      assignment = operation.assign(operands, shardings)
       results = mesh_axes.shard_map(
-        lambda *parts: operation.per_device(parts, assignment, mesh.shape),
+        lambda *parts: operation.per_device(parts, assignment),
         mesh,
         assignment.operands,
         list(assignment.results),

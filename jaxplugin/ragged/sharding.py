@@ -17,7 +17,7 @@ in derivatives, because types do not describe the assignment of rows to groups.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -30,9 +30,8 @@ from jaxplugin.dot import sides
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
 from jaxplugin.operation import notation as notation_lib
+from jaxplugin.operation import split
 from jaxplugin.ragged import calls, epilogue, groups
-
-Spec = mesh_axes.Spec
 
 # Assignment of mesh axes.
 
@@ -87,11 +86,8 @@ def notation(call: calls.RaggedDotCall) -> notation_lib.Notation:
 
 
 def assign(
-  call: calls.RaggedDotCall,
-  specs: Mapping[str, Spec],
-  wanted: Spec | None,
-  axis_sizes: Mapping[str, int],
-) -> assignment_lib.Assignment:
+  call: calls.RaggedDotCall, shardings: split.Shardings
+) -> split.Assignment:
   """Decides which mesh axes shard which dimension.
 
   In this order, an axis goes to the first dimension that has it:
@@ -103,20 +99,13 @@ def assign(
   4. Dimensions without sharding take that of the wanted result.
 
   If groups and rows have the same axes, the rows are gathered. The result is
-  scattered if these axes are wanted for it.
-
-  Args:
-    call: the call.
-    specs: mesh axes of each dimension of lhs and rhs.
-    wanted: axes wanted for the result; None keeps the sharding of the rows.
-    axis_sizes: size of each mesh axis.
+  scattered if these axes are wanted for it. If no axes are wanted, the sharding
+  of the rows is kept.
   """
   dims = notation(call)
-  lhs, rhs = (
-    specs["lhs"],
-    dict(zip(dims.operands[1], specs["rhs"], strict=True)),
-  )
-  wanted = wanted or (lhs[0], ())
+  lhs = shardings.operands["lhs"]
+  rhs = dict(zip(dims.operands[1], shardings.operands["rhs"], strict=True))
+  wanted = shardings.wanted((lhs[0], ()))
   preferences = [
     *((name, rhs[name]) for name in "gnk"),
     ("m", lhs[0]),
@@ -124,7 +113,7 @@ def assign(
     *zip("mn", wanted, strict=True),
   ]
   found = assignment_lib.assign(
-    dims, preferences, wanted, call.shape, axis_sizes
+    dims, preferences, wanted, call.shape, shardings.axis_sizes
   )
   axes = {**found.axes, "e": found.axes["g"]}
   every = range(len(dims.operands))
@@ -173,11 +162,8 @@ def contraction_notation(
 
 
 def assign_contraction(
-  call: calls.RaggedContraction,
-  specs: Mapping[str, Spec],
-  wanted: Spec | None,
-  axis_sizes: Mapping[str, int],
-) -> assignment_lib.Assignment:
+  call: calls.RaggedContraction, shardings: split.Shardings
+) -> split.Assignment:
   """Decides which mesh axes shard which dimension.
 
   In this order, an axis goes to the first dimension that has it:
@@ -191,8 +177,8 @@ def assign_contraction(
   The gradient of an expert is wanted on the expert's device. Rows that have
   axes of the groups are gathered.
   """
-  lhs, rhs = specs["lhs"], specs["rhs"]
-  wanted = wanted or ((),) * 3
+  lhs, rhs = shardings.operands["lhs"], shardings.operands["rhs"]
+  wanted = shardings.wanted(((),) * 3)
   preferences = [
     ("g", wanted[0]),
     ("m", lhs[0] if lhs[0] == rhs[0] else ()),
@@ -202,8 +188,9 @@ def assign_contraction(
     ("n", wanted[1]),
     ("k", wanted[2]),
   ]
+  dims = contraction_notation(call)
   return assignment_lib.assign(
-    contraction_notation(call), preferences, wanted, call.shape, axis_sizes
+    dims, preferences, wanted, call.shape, shardings.axis_sizes
   )
 
 
@@ -248,8 +235,7 @@ def prepared(call: Any) -> Any:
 def compute(
   local: Callable[[calls.RaggedDotCall], jax.Array],
   call: calls.RaggedDotCall,
-  assignment: assignment_lib.Assignment,
-  axis_sizes: Mapping[str, int],
+  assignment: split.Assignment,
 ) -> jax.Array:
   """Computes a device's shard of the result.
 
@@ -257,20 +243,20 @@ def compute(
     local: computes a call on one device.
     call: call of the device's shards, with the sizes of all groups.
     assignment: assignment of mesh axes for the whole call.
-    axis_sizes: size of each mesh axis.
   """
-  taker = mesh_axes.Taker(axis_sizes)
   axes = assignment.axes
-  own, first_row = _own(call, axes, taker)
+  own, first_row = _own(call, assignment)
   if axes["k"]:
     part, after = own.steps()[0], call.steps()[1]
     rows = rolled(local(part), first_row)
     total = assignment_lib.reduced(rows, assignment)
-    result = _following(total, after, assignment, taker)
-    return _activated(result, call, assignment.results[0][1], taker)
+    result = _following(total, after, assignment)
+    parts = assignment.count(assignment.results[0][1])
+    return _activated(result, call, assignment.results[0][1], parts)
   if call.activation == "swiglu" and axes["n"]:
     result = local(own.before_activation())
-    result = _activated(result, call, axes["n"], taker)
+    parts = assignment.count(axes["n"])
+    result = _activated(result, call, axes["n"], parts)
   else:
     result = local(own)
   return assignment_lib.reduced(rolled(result, first_row), assignment)
@@ -280,16 +266,14 @@ def compute(
 
 
 def _own(
-  call: calls.RaggedDotCall,
-  axes: Mapping[str, mesh_axes.Axes],
-  taker: mesh_axes.Taker,
+  call: calls.RaggedDotCall, assignment: split.Assignment
 ) -> tuple[calls.RaggedDotCall, jax.Array | None]:
   """Returns the call of a device's groups, and the first of their rows.
 
   Rows are rolled, so that the device's groups begin at row 0: group sizes
   cannot describe rows of other groups before them.
   """
-  sizes, first_row = _own_sizes(call, axes, taker, call.rhs.shape[0])
+  sizes, first_row = _own_sizes(call, assignment, call.rhs.shape[0])
   by_rows = {"lhs", "lhs_scale"}
   if call.global_scale is not None and call.global_scale.ndim == 2:
     by_rows |= {"global_scale", "global_power"}
@@ -302,10 +286,7 @@ def _own(
 
 
 def _own_sizes(
-  call: calls.Call,
-  axes: Mapping[str, mesh_axes.Axes],
-  taker: mesh_axes.Taker,
-  num_groups: int,
+  call: calls.Call, assignment: split.Assignment, num_groups: int
 ) -> tuple[jax.Array, jax.Array | None]:
   """Returns the sizes of a device's groups within its rows, and the first row.
 
@@ -313,15 +294,15 @@ def _own_sizes(
 
   Args:
     call: call of the device's rows, with the sizes of all groups.
-    axes: mesh axes of the rows, "m", and of the groups, "g".
-    taker: taker that counts the devices along axes.
+    assignment: mesh axes of the rows, "m", and of the groups, "g".
     num_groups: number of groups of a device.
   """
+  axes = assignment.axes
   if not axes["m"] and not axes["g"]:
     return call.group_sizes, None
   starts, ends = _clipped(
     call.group_sizes,
-    num_rows=call.num_rows * taker.count(axes["m"]),
+    num_rows=call.num_rows * assignment.count(axes["m"]),
     begin=_index(axes["m"]) * call.num_rows,
     size=call.num_rows,
   )
@@ -365,15 +346,14 @@ def rolled(x: jax.Array, by: jax.Array | None) -> jax.Array:
 def _following(
   total: jax.Array,
   call: calls.RaggedDotCall,
-  assignment: assignment_lib.Assignment,
-  taker: mesh_axes.Taker,
+  assignment: split.Assignment,
 ) -> jax.Array:
   """Applies the epilogue except the activation to a shard of the sums.
 
   Returns:
     f32[rows of the shard, columns].
   """
-  num_rows = call.num_rows * taker.count(assignment.axes["m"])
+  num_rows = call.num_rows * assignment.count(assignment.axes["m"])
   part, _ = total.shape
   starts, ends = _clipped(
     call.group_sizes,
@@ -391,7 +371,7 @@ def _activated(
   x: jax.Array,
   call: calls.RaggedDotCall,
   axes: mesh_axes.Axes,
-  taker: mesh_axes.Taker,
+  parts: int,
 ) -> jax.Array:
   """Applies the activation and casts.
 
@@ -400,9 +380,8 @@ def _activated(
       activation of zero is zero.
     call: call with the activation and the dtype.
     axes: mesh axes of the columns of `x`.
-    taker: taker that counts the devices along axes.
+    parts: number of devices along these axes.
   """
-  parts = taker.count(axes)
   if call.activation == "swiglu" and parts > 1:
     x = _paired_halves(x, axes, parts)
   result = epilogue.activate(x, call.activation)
@@ -453,19 +432,17 @@ def _paired_halves(x: jax.Array, axes: mesh_axes.Axes, parts: int) -> jax.Array:
 def compute_contraction(
   local: Callable[[calls.RaggedContraction], jax.Array],
   call: calls.RaggedContraction,
-  assignment: assignment_lib.Assignment,
-  axis_sizes: Mapping[str, int],
+  assignment: split.Assignment,
 ) -> jax.Array:
   """Computes a device's shard of a contraction.
 
   A device computes its groups from all of their rows. If rows are sharded over
   other axes, it computes partial sums.
   """
-  taker, axes = mesh_axes.Taker(axis_sizes), assignment.axes
-  dtype = call.preferred_element_type
+  axes, dtype = assignment.axes, call.preferred_element_type
   call = call.with_sides(sides.Side.as_elements)
-  num_groups = call.num_groups // taker.count(axes["g"])
-  sizes, first_row = _own_sizes(call, axes, taker, num_groups)
+  num_groups = call.num_groups // assignment.count(axes["g"])
+  sizes, first_row = _own_sizes(call, assignment, num_groups)
   call = call.replace(group_sizes=sizes)
   if first_row is not None:
     call = call.with_sides(functools.partial(_rolled, by=-first_row))
@@ -512,7 +489,8 @@ def result_sharding(
     specs = call.named(map(mesh_axes.spec_of, call.flatten()))
     is_contraction = isinstance(call, calls.RaggedContraction)
     how: Any = assign_contraction if is_contraction else assign
-    (spec,) = how(call, specs, None, mesh.shape).results
+    shardings = split.Shardings(operands=specs, axis_sizes=mesh.shape)
+    (spec,) = how(call, shardings).results
     return NamedSharding(mesh, mesh_axes.partition_spec(spec))
   who, shape = sides.who(), tuple(call.shape)
   mesh_axes.refuse_unreduced(who, out_sharding)

@@ -8,7 +8,7 @@ from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.dot import sides
-from jaxplugin.operation import notation
+from jaxplugin.operation import notation, split
 from jaxplugin.ragged import calls, sharding
 
 SIZES = {"a": 2, "b": 4, "c": 3}
@@ -64,8 +64,12 @@ class StepsTest(absltest.TestCase):
 
 
 def assign(lhs, rhs, out=None, **options):
-  specs = {"lhs": lhs, "rhs": rhs}
-  return sharding.assign(call(**options), specs, out, SIZES)
+  shardings = split.Shardings(
+    operands={"lhs": lhs, "rhs": rhs},
+    results=None if out is None else [out],
+    axis_sizes=SIZES,
+  )
+  return sharding.assign(call(**options), shardings)
 
 
 # claim: axes of lhs and rhs, axes wanted for the result or None, options of

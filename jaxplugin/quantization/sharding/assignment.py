@@ -82,9 +82,7 @@ def _granules_of_merged(sizes: Sequence[int], group: int) -> list[int | None]:
 def assign_quantize(
   problem: problems.QuantizationProblem,
   operands: Sequence[Any],
-  x_spec: Spec,
-  wanted: Sequence[Spec] | None,
-  axis_sizes: Mapping[str, int],
+  shardings: assignment_lib.Shardings,
 ) -> assignment_lib.Assignment:
   """Assigns mesh axes to quantizing an array.
 
@@ -97,12 +95,10 @@ def assign_quantize(
   Args:
     problem: problem of the whole array.
     operands: operands of `quantize_p`, with paired halves.
-    x_spec: mesh axes of each dimension of x.
-    wanted: mesh axes wanted for each result; None if unknown.
-    axis_sizes: size of each mesh axis.
+    shardings: those of the operands and results.
   """
   dims = quantize_notation(problem, operands, least_parts=1)
-  taker = mesh_axes.Taker(axis_sizes)
+  taker, x_spec = mesh_axes.Taker(shardings.axis_sizes), shardings.operands[0]
   axes = axes_of_whole_blocks(dims, dims.operands[0], x_spec, taker)
 
   def add(name: str, more: Axes) -> bool:
@@ -121,7 +117,7 @@ def assign_quantize(
           break
   values = slice(None, None, problem.results_each)
   for names, spec in zip(
-    dims.results[values], (wanted or ())[values], strict=False
+    dims.results[values], (shardings.results or ())[values], strict=False
   ):
     want = dict(zip(names, spec, strict=True))
     for name in axes:
@@ -129,6 +125,7 @@ def assign_quantize(
       if more[: len(own)] == own:
         add(name, more[len(own) :])
   return assignment_lib.Assignment(
+    axis_sizes=shardings.axis_sizes,
     operands=notation.specs(dims.operands, axes),
     results=notation.specs(dims.results, axes),
   )
@@ -165,9 +162,7 @@ def dequantize_granules(
 def assign_dequantize(
   problem: problems.DequantizationProblem,
   operands: Sequence[Any],
-  values_spec: Spec,
-  wanted: Spec | None,
-  axis_sizes: Mapping[str, int],
+  shardings: assignment_lib.Shardings,
 ) -> assignment_lib.Assignment:
   """Assigns mesh axes to dequantizing: those wanted for the result.
 
@@ -175,10 +170,11 @@ def assign_dequantize(
   are unknown, the values keep their sharding.
   """
   dims = dequantize_notation(problem, operands, least_parts=1)
-  spec = values_spec if wanted is None else wanted
-  taker = mesh_axes.Taker(axis_sizes)
+  spec = shardings.wanted(shardings.operands[0])
+  taker = mesh_axes.Taker(shardings.axis_sizes)
   axes = axes_of_whole_blocks(dims, dims.results[0], spec, taker)
   return assignment_lib.Assignment(
+    axis_sizes=shardings.axis_sizes,
     operands=notation.specs(dims.operands, axes),
     results=notation.specs(dims.results, axes),
   )

@@ -97,12 +97,8 @@ def quantize(
     scale_layout=layouts.LINEAR,
   )
   operation = split.Operation(
-    assign=lambda operands, specs, wanted, axis_sizes: (
-      assignment.assign_quantize(moved, operands, specs[0], wanted, axis_sizes)
-    ),
-    per_device=lambda parts, assigned, axis_sizes: _quantize_shard(
-      local, maxima, parts, moved, assigned, axis_sizes
-    ),
+    assign=functools.partial(assignment.assign_quantize, moved),
+    per_device=functools.partial(_quantize_shard, local, maxima, moved),
     whole=lambda *operands: _bytes_of(
       local(_with_pairs(_merged, moved, operands), moved)
     ),
@@ -200,12 +196,8 @@ def dequantize(
   )
   dequantized = lambda parts: [_dequantize_shard(local, parts, moved)]
   operation = split.Operation(
-    assign=lambda operands, specs, wanted, axis_sizes: (
-      assignment.assign_dequantize(
-        moved, operands, specs[0], wanted[0], axis_sizes
-      )
-    ),
-    per_device=lambda parts, assigned, axis_sizes: dequantized(parts),
+    assign=functools.partial(assignment.assign_dequantize, moved),
+    per_device=lambda parts, assigned: dequantized(parts),
     whole=lambda *operands: dequantized(operands),
     rule=lambda operands, results, axis_sizes: notation.sharding_rule(
       assignment.dequantize_notation(moved, operands), operands, results
@@ -217,10 +209,9 @@ def dequantize(
 def _quantize_shard(
   local: LocalQuantize,
   maxima: Maxima,
-  operands: Sequence[jax.Array],
   problem: problems.QuantizationProblem,
+  operands: Sequence[jax.Array],
   assigned: split.Assignment,
-  axis_sizes: Mapping[str, int],
 ) -> list[jax.Array]:
   """Computes a device's shards of the results of a problem, as bytes.
 
@@ -230,7 +221,7 @@ def _quantize_shard(
   operands = _with_pairs(_merged, problem, operands)
   x, more, scales, keys = problem.split_operands(operands)
   own = _own_problem(problem, assigned, tuple(x.shape))
-  keys = _own_keys(keys, problem, assigned, axis_sizes)
+  keys = _own_keys(keys, problem, assigned)
   axes = tuple(a for dim in assigned.operands[0] for a in dim)
   operands = (x, *more.values(), *scales, *keys)
   rest: list[jax.Array] = []
@@ -285,12 +276,10 @@ def _own_keys(
   keys: Sequence[jax.Array],
   problem: problems.QuantizationProblem,
   assigned: split.Assignment,
-  axis_sizes: Mapping[str, int],
 ) -> list[jax.Array]:
   """Returns key data with the offset of the shard's first value (`words`)."""
   if not any(assigned.operands[0]):
     return list(keys)
-  taker = mesh_axes.Taker(axis_sizes)
   result, left = [], list(keys)
   count = len(problem.blockings) * problem.results_each
   specs = assigned.results[: count : problem.results_each]  # of the values
@@ -301,7 +290,7 @@ def _own_keys(
       continue
     shape = b.shape(problem.shape)
     firsts = [
-      lax.axis_index(axes) * (size // taker.count(axes))
+      lax.axis_index(axes) * (size // assigned.count(axes))
       if axes
       else jnp.int32(0)
       for axes, size in zip(spec, shape, strict=True)
@@ -371,10 +360,12 @@ def _on_each(
   """Returns an operation that every device computes on replicated arrays."""
   replicated = lambda specs: tuple(((),) * len(spec) for spec in specs)
   return split.Operation(
-    assign=lambda operands, given, wanted, axis_sizes: split.Assignment(
-      operands=replicated(given), results=replicated(wanted)
+    assign=lambda operands, shardings: split.Assignment(
+      axis_sizes=shardings.axis_sizes,
+      operands=replicated(shardings.operands),
+      results=replicated(shardings.results),
     ),
-    per_device=lambda parts, assigned, axis_sizes: list(local(*parts)),
+    per_device=lambda parts, assigned: list(local(*parts)),
   )
 
 
