@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes global scales from the largest magnitudes, without atomics.
 
-  finite_amax            finds partial amax values in blocks along one axis
-  finite_amax_both       finds them along both axes of a matrix, from one read
+  finite_amax            finds partial amax values in blocks along one axis, or
+                         along both axes of a matrix, from one read
   load_or_compute        computes a global scale in kernels that quantize
   global_scale_of_few    computes the global scale of a small array
 
@@ -46,63 +46,38 @@ def finite_amax(
   TILES: tl.constexpr,
   TILE: tl.constexpr,
   QUANTIZED: tl.constexpr,
+  ROW: tl.constexpr,
+  QUANTIZED_T: tl.constexpr,
 ):
   """Stores each program's partial amax of the blocks without NaN or Inf.
 
   A program reads every PROGRAMSth of TILES tiles. Tiles and masks are those of
-  `quantize` with a linear scale.
-
-  Args:
-    x: f32, bf16 or f16[batch, rows, k].
-    maxima: uint32[PROGRAMS], f32 bits of the partial amax values.
-  """
-  block_m: tl.constexpr = TILE.block_m
-  blocks: tl.constexpr = TILE.block_k // QUANTIZED.format.block_size
-  largest = tl.zeros((block_m, blocks), tl.int32)
-  operands = (x, other, weight, bias, None)
-  for start in range(0, TILES, PROGRAMS):
-    tile = _tile(operands, start, TILES, TILE, QUANTIZED)
-    amax = _finite_amax(tile, QUANTIZED)
-    largest = tl.maximum(largest, amax)
-  _store_largest(maxima + tl.program_id(0), largest)
-
-
-@triton.jit
-def finite_amax_both(
-  x,
-  other,
-  weight,
-  bias,
-  maxima,
-  ROW: tl.constexpr,
-  PROGRAMS: tl.constexpr,
-  TILES: tl.constexpr,
-  TILE: tl.constexpr,
-  QUANTIZED: tl.constexpr,
-  QUANTIZED_T: tl.constexpr,
-):
-  """Computes `finite_amax` for blocks along rows and blocks along columns.
+  `quantize` with a linear scale, or those of `quantize_both`.
 
   Args:
     x: f32, bf16 or f16[batch, rows, columns].
-    maxima: uint32[2, PROGRAMS], f32 bits. Index ROW has the values of blocks
-      along columns, 1 - ROW those of blocks along rows.
+    maxima: uint32[1, PROGRAMS], f32 bits of the partial amax values of blocks
+      along columns. With QUANTIZED_T, uint32[2, PROGRAMS]: index ROW has these
+      values, and 1 - ROW those of blocks along rows.
+    QUANTIZED_T: the constant of blocks along rows, or None.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   block_m: tl.constexpr = TILE.block_m
   block_k: tl.constexpr = TILE.block_k
   largest = tl.zeros((block_m, block_k // vec_size), tl.int32)
-  largest_t = tl.zeros((block_k, block_m // vec_size), tl.int32)
+  if QUANTIZED_T is not None:
+    largest_t = tl.zeros((block_k, block_m // vec_size), tl.int32)
   operands = (x, other, weight, bias, None)
   for start in range(0, TILES, PROGRAMS):
     tile = _tile(operands, start, TILES, TILE, QUANTIZED)
-    amax = _finite_amax(tile, QUANTIZED)
-    largest = tl.maximum(largest, amax)
-    amax = _finite_amax(tl.trans(tile), QUANTIZED_T)
-    largest_t = tl.maximum(largest_t, amax)
+    largest = tl.maximum(largest, _finite_amax(tile, QUANTIZED))
+    if QUANTIZED_T is not None:
+      amax = _finite_amax(tl.trans(tile), QUANTIZED_T)
+      largest_t = tl.maximum(largest_t, amax)
   place = maxima + tl.program_id(0)
   _store_largest(place + ROW * PROGRAMS, largest)
-  _store_largest(place + (1 - ROW) * PROGRAMS, largest_t)
+  if QUANTIZED_T is not None:
+    _store_largest(place + (1 - ROW) * PROGRAMS, largest_t)
 
 
 @triton.jit

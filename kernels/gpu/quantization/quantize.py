@@ -281,6 +281,5 @@ KERNELS: Final = {
   "quantize_both": quantize_both,
   "global_scale_of_few": global_scales.global_scale_of_few,
   "finite_amax": global_scales.finite_amax,
-  "finite_amax_both": global_scales.finite_amax_both,
   "norm_statistics": prologues.norm_statistics,
 }

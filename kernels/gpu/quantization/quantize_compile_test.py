@@ -219,9 +219,7 @@ class InstructionsTest(parameterized.TestCase):
     target = architectures.by_name(architecture)
     launches = quantize_plans.plan(matrices, target)
     names = [launch.kernel for launch in launches]
-    self.assertEqual(
-      names, ["norm_statistics", "finite_amax_both", "quantize_both"]
-    )
+    self.assertEqual(names, ["norm_statistics", "finite_amax", "quantize_both"])
     dtypes = dict.fromkeys(("x", "residual", "total"), "bfloat16")
     dtypes |= dict.fromkeys(("weight", "bias", "statistics"), "float32")
     dtypes["maxima"] = "uint32"

@@ -440,7 +440,7 @@ def _config_of_rows(
 def _config_of_matrices(
   x: Matrices, architecture: architectures.Architecture
 ) -> QuantizeConfig:
-  """Returns the config for `quantize_both` and `finite_amax_both`.
+  """Returns the config for `quantize_both` and `finite_amax`.
 
   A thread has 16 values, because it quantizes twice (`_config_of_rows`).
   """

@@ -123,7 +123,7 @@ OTHERS = (
    ("sm_90", "sm_100", "gfx950"), {}),
   ("both_ways_in_place", "quantize_both", "mxfp8",
    ("sm_90", "gfx950"), {"is_transposed": False}),
-  ("largest_magnitudes_both_ways", "finite_amax_both", "nvfp4",
+  ("largest_magnitudes_both_ways", "finite_amax", "nvfp4",
    ("sm_100", "gfx950"), {}),
   ("f32_input", "quantize", "mxfp4",
    ("sm_90", "gfx942"), {"dtype": "float32"}),

@@ -125,27 +125,24 @@ def plan_maxima(
   measured = functools.partial(
     quantize_config.measured, x, hardware_cast=config.hardware_cast
   )
-  of_columns = measured(x.options)
-  kernel, count, suffix = "finite_amax", 1, of_columns.options.suffix
-  constants: dict[str, Any] = {
-    "PROGRAMS": programs,
-    "TILES": tiles,
-    "TILE": quantize_config.tile_of(x, config),
-    "QUANTIZED": of_columns,
-  }
+  of_columns, of_rows = measured(x.options), None
+  count, row, suffix = 1, 0, of_columns.options.suffix
   if isinstance(x, Matrices):
-    of_rows = measured(x.options_t)
-    kernel, count = "finite_amax_both", 2
-    suffix = _both_suffix(of_columns.options, of_rows.options)
-    constants |= {"ROW": x.row, "QUANTIZED_T": of_rows}
+    count, row, of_rows = 2, x.row, measured(x.options_t)
+    suffix = f"_both{_both_suffix(of_columns.options, of_rows.options)}"
   return _amax_launch(
-    kernel,
+    "finite_amax",
     config,
     ("x", *_operands(x.prologue)),
     launching.Output("maxima", (count, programs), "uint32"),
     suffix=suffix,
     grid=programs,
-    **constants,
+    PROGRAMS=programs,
+    TILES=tiles,
+    TILE=quantize_config.tile_of(x, config),
+    QUANTIZED=of_columns,
+    ROW=row,
+    QUANTIZED_T=of_rows,
   )
 
 
