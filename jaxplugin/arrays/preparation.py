@@ -232,15 +232,18 @@ def _prepared(
   if how == "interleaved":
     if array.is_interleaved:
       return array
-    (packed, *rest), aux = _unprepared(array).pack().tree_flatten()
-    return array.tree_unflatten(aux, (interleaving.interleave(packed), *rest))
+    array = _unprepared(array).pack()
+    values = interleaving.interleave(array.values)
+    return scaled_array.replace(array, values=values)
   # An array that was prepared for another device gets the usual order first.
   if array.is_interleaved:
     array = array.pack()
   if array.scale_layout == layouts.SWIZZLED:
     return array
-  return _with_scale(
-    array, layouts.swizzle_scale(array.scale), layouts.SWIZZLED
+  return scaled_array.replace(
+    array,
+    scale=layouts.swizzle_scale(array.scale),
+    scale_layout=layouts.SWIZZLED,
   )
 
 
@@ -251,14 +254,6 @@ def _unprepared(array: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
     array = array.pack()
   if array.scale_layout == layouts.LINEAR:
     return array
-  return _with_scale(array, array.linear_scale(), layouts.LINEAR)
-
-
-def _with_scale(
-  array: scaled_array.ScaledArray,
-  scale: jax.Array,
-  scale_layout: layouts.ScaleLayout,
-) -> scaled_array.ScaledArray:
-  (values, _, *rest), _ = array.tree_flatten()
-  aux = array.format, scale_layout
-  return array.tree_unflatten(aux, (values, scale, *rest))
+  return scaled_array.replace(
+    array, scale=array.linear_scale(), scale_layout=layouts.LINEAR
+  )

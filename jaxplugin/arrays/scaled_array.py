@@ -285,12 +285,8 @@ class ScaledArray:
         f" scales that were rearranged for a kernel, got {self!r}; transpose"
         " unprepare_weights(array), or pass the array to jaxplugin.linear"
       )
-    (values, scale, _, *rest), aux = self.tree_flatten()
-    global_scale = full_global_scale(self)
-    if global_scale is not None:
-      global_scale = global_scale.transpose(order)
-    others = [leaf.transpose(order) for leaf in (values, scale, *rest)]
-    return self.tree_unflatten(aux, (*others[:2], global_scale, *others[2:]))
+    leaves = self._leaves().items()
+    return replace(self, **{name: x.transpose(order) for name, x in leaves})
 
   def dequantize(self, dtype: Any = jnp.float32) -> jax.Array:
     """Returns `jaxplugin.dequantize(self, dtype)`."""
@@ -357,8 +353,9 @@ class ScaledArray:
     if not self.format.has_pairs or self.is_packed:
       return self
     if self.is_interleaved:
-      return self._replace_values(interleaving.deinterleave(self.values))
-    result = self._replace_values(layouts.pack_fp4(self.values, axis=self.axis))
+      return replace(self, values=interleaving.deinterleave(self.values))
+    values = layouts.pack_fp4(self.values, axis=self.axis)
+    result = replace(self, values=values)
     if result.axis != self.axis:
       raise NotImplementedError(
         "ScaledArray.pack: the blocked dimension must be the last one, or have"
@@ -376,11 +373,10 @@ class ScaledArray:
       return self.pack().unpack()
     if not self.is_packed:
       return self
-    return self._replace_values(
-      layouts.unpack_fp4(
-        self.values, axis=self.axis, dtype=self.format.values_dtype
-      )
+    values = layouts.unpack_fp4(
+      self.values, axis=self.axis, dtype=self.format.values_dtype
     )
+    return replace(self, values=values)
 
   def to_bytes(self) -> ScaledArray:
     """Returns the array with uint8 values and scales; 4-bit values are packed.
@@ -407,10 +403,11 @@ class ScaledArray:
     self, values_dtype: np.dtype, scale_dtype: np.dtype
   ) -> ScaledArray:
     """Returns the same bits with other dtypes."""
-    (values, scale, *rest), aux = self.tree_flatten()
-    values = lax.bitcast_convert_type(values, values_dtype)
-    scale = lax.bitcast_convert_type(scale, scale_dtype)
-    return self.tree_unflatten(aux, (values, scale, *rest))
+    return replace(
+      self,
+      values=lax.bitcast_convert_type(self.values, values_dtype),
+      scale=lax.bitcast_convert_type(self.scale, scale_dtype),
+    )
 
   def linear_scale(self) -> Any:
     """Returns the scale in the linear layout, without padding."""
@@ -427,21 +424,17 @@ class ScaledArray:
     format = self.format.along(self.shape[self.axis]).of_rows()
     if format == self.format:
       return self
-    (values, scale, *rest), _ = self.tree_flatten()
+    scale = self.scale
     if self.format.is_square:
       rows = self.ndim - 2
       scale = layouts.scale_of_rows(
         scale, rows, self.shape[rows], self.format.block_rows
       )
-    return self.tree_unflatten(
-      (format, self.scale_layout), (values, scale, *rest)
-    )
+    return replace(self, format=format, scale=scale)
 
   def without_surrogate(self) -> ScaledArray:
     """Returns the array without a derivative by its source."""
-    children, aux = self.tree_flatten()
-    count = len(children) - (self.surrogate is not None)
-    return self.tree_unflatten(aux, children[:count])
+    return replace(self, surrogate=None)
 
   def without_offset(self) -> ScaledArray:
     """Returns the array of values times scales, without the offset.
@@ -450,9 +443,7 @@ class ScaledArray:
     """
     if self.format.offset_dtype is None:
       return self
-    (values, scale, _, _, *rest), _ = self.tree_flatten()
-    aux = self.format.without_offset(), self.scale_layout
-    result = self.tree_unflatten(aux, (values, scale, None, *rest))
+    result = replace(self, format=self.format.without_offset(), offset=None)
     if self._layer_of is not None:
       stack, number = self._layer_of
       result._layer_of = stack.without_offset(), number
@@ -476,7 +467,6 @@ class ScaledArray:
       wholes[self.ndim - 2] = _SWIZZLED_ROWS
     if self.format.is_square:
       wholes[self.ndim - 2] = _BLOCKED
-    (values, scale, _, *rest), aux = self.tree_flatten()
     global_scale = full_global_scale(self)
     own, of_global = indexing.leaf_indices(
       index,
@@ -490,11 +480,12 @@ class ScaledArray:
       # NumPy arrays cannot be indexed by traced arrays.
       return (jnp.asarray(leaf) if is_dynamic else leaf)[index]
 
-    if global_scale is not None:
-      global_scale = take(global_scale, of_global)
-    others = [take(leaf, own) for leaf in (values, scale, *rest)]
-    result = self.tree_unflatten(aux, (*others[:2], global_scale, *others[2:]))
-    if indexing.is_layer(own) and isinstance(values, jax.core.Tracer):
+    leaves = {
+      name: take(leaf, of_global if name == "global_scale" else own)
+      for name, leaf in self._leaves().items()
+    }
+    result = replace(self, **leaves)
+    if indexing.is_layer(own) and isinstance(self.values, jax.core.Tracer):
       result._layer_of = (self, own[0])
     return result
 
@@ -536,9 +527,23 @@ class ScaledArray:
     """Returns an iterator over `self[i]` for the first dimension."""
     return (self[i] for i in range(self.shape[0]))
 
-  def _replace_values(self, values: jax.Array) -> ScaledArray:
-    (_, *children), aux = self.tree_flatten()
-    return self.tree_unflatten(aux, (values, *children))
+  def _leaves(self) -> dict[str, Any]:
+    """Returns the leaves by name; a global scale has the array's rank."""
+    found = {name: getattr(self, name) for name in _LEAVES}
+    found["global_scale"] = full_global_scale(self)
+    return {name: leaf for name, leaf in found.items() if leaf is not None}
+
+
+_LEAVES: Final = ("global_scale", "values", "scale", "offset", "surrogate")
+
+
+def replace(array: ScaledArray, **changes: Any) -> ScaledArray:
+  """Returns an array with other attributes, which are not checked."""
+  result = object.__new__(ScaledArray)
+  for name in (*_LEAVES, "format", "scale_layout"):
+    value = changes[name] if name in changes else getattr(array, name)
+    setattr(result, name, value)
+  return result
 
 
 # Functions of higher packages that methods call: "dequantize" and "matmul".

@@ -168,7 +168,7 @@ def legacy_global_scales(tree: Any) -> Any:
   def convert(x: Any) -> Any:
     if not isinstance(x, scaled_array.ScaledArray) or x.global_scale is None:
       return x
-    (values, scale, global_scale, *rest), aux = x.tree_flatten()
+    global_scale = x.global_scale
     shape = list(global_scale.shape)
     while shape and shape[-1] == 1:
       shape.pop()
@@ -178,7 +178,7 @@ def legacy_global_scales(tree: Any) -> Any:
       global_scale = jax.ShapeDtypeStruct(tuple(shape), global_scale.dtype)
     else:
       global_scale = global_scale.reshape(shape)
-    return x.tree_unflatten(aux, (values, scale, global_scale, *rest))
+    return scaled_array.replace(x, global_scale=global_scale)
 
   is_leaf = lambda x: isinstance(x, scaled_array.ScaledArray)
   return jax.tree.map(convert, tree, is_leaf=is_leaf)

@@ -237,9 +237,8 @@ def _with_leaf(arrays: Any, name: str, value: Any) -> Any:
   side, _, field = name.partition(".")
   if not field:
     return arrays._replace(**{name: value})
-  children, aux = getattr(arrays, side).without_surrogate().tree_flatten()
-  children = (*children[:2], value, *children[3:])
-  array = scaled_array.ScaledArray.tree_unflatten(aux, children)
+  array = getattr(arrays, side).without_surrogate()
+  array = scaled_array.replace(array, global_scale=value)
   return arrays._replace(**{side: array})
 
 

@@ -130,9 +130,7 @@ def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
     return dequantize_with_offset(
       values, scale, offset, format=format, axis=x.axis, dtype=dtype
     )
-  x = x.tree_unflatten(
-    (x.format, x.scale_layout), (values, scale, x.global_scale)
-  )
+  x = scaled_array.replace(x, values=values, scale=scale, surrogate=None)
   x = x.to_floats().in_rows()
   if x.is_interleaved:
     x = x.pack()
