@@ -351,7 +351,7 @@ def _without_unused(
 
 def _emit(*args, problem, parts, target):
   rest: list[jax.Array] = []
-  if parts[0].problem.prologue is None:
+  if problem.prologue != parts[0].problem.prologue:  # no kernel computes it
     args, problem, rest = xla.after_prologue(args, problem)
   x, more, global_scale, keys = _operands(args, problem)
   results, start = [], 0

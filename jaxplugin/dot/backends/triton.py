@@ -684,7 +684,10 @@ def run(
     if out.global_scale is not None:
       arrays["out_global_scale"] = out.global_scale.reshape(1)
   found = triton_launches.run(
-    *("block_scaled_matmul", planned, arrays, target),
+    "block_scaled_matmul",
+    planned,
+    arrays,
+    target,
     who=who,
     num_rows=num_rows,
   )
