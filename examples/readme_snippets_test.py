@@ -14,6 +14,7 @@ import doctest
 import io
 import pathlib
 import re
+import sys
 import tempfile
 import traceback
 
@@ -24,6 +25,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 README_LINES = 130
+# Modules of jaxplugin and of the packages that it requires.
+INSTALLED = {"jax", "jaxplugin", "ml_dtypes", "numpy"}
+# Module -> what to install, if the names differ.
+DISTRIBUTIONS = {"absl": "testing", "orbax": "orbax-checkpoint"}
 
 BLOCK = re.compile(
   r"^```python\n(?P<source>.*?)^```\n(?:\n?^```text\n(?P<output>.*?)^```$)?",
@@ -59,6 +64,38 @@ def run(source, line, page, scope):
   return printed.getvalue()
 
 
+def imported(source):
+  """Returns the top-level modules that a block imports or needs."""
+  tree = ast.parse(source)
+  found = (
+    {"flatbuffers"} if re.search(r"serialize\(|repro\.save", source) else set()
+  )
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      found |= {name.name.partition(".")[0] for name in node.names}
+    elif isinstance(node, ast.ImportFrom):
+      found.add(node.module.partition(".")[0])
+  return found
+
+
+def not_named(text):
+  """Returns the packages that a page needs before it names `pip install`.
+
+  The packages that jaxplugin installs need no name.
+  """
+  missing = []
+  for line, source, _ in blocks(text):
+    before = "\n".join(text.split("\n")[: line - 1])
+    commands = " ".join(re.findall(r"pip install ([^`\n]*)", before))
+    for module in sorted(imported(source)):
+      if module in INSTALLED or module in sys.stdlib_module_names:
+        continue
+      package = DISTRIBUTIONS.get(module, module)
+      if not re.search(rf"\b{re.escape(package)}(?![\w-])", commands):
+        missing.append(f"{line}: pip install {package}")
+  return missing
+
+
 def differs(expected, printed):
   """Returns "" if a block printed its output, else both."""
   if expected is None:
@@ -88,6 +125,12 @@ class SnippetsTest(parameterized.TestCase):
         printed = run(source, line, page, scope)
         self.assertEmpty(differs(output, printed), f"{page}:{line}")
 
+  @parameterized.named_parameters(
+    (page.name, page) for page in (README, *pages())
+  )
+  def test_page_names_the_packages_of_its_blocks(self, page):
+    self.assertEmpty(not_named(page.read_text()))
+
   def test_readme_is_short(self):
     self.assertLessEqual(
       len(README.read_text().splitlines()), README_LINES, "move text to docs/"
@@ -101,6 +144,13 @@ class ReaderTest(absltest.TestCase):
       "```text\n3\n```\n"
     )
     self.assertEqual(blocks(page), [(3, "x = 1\n", None), (9, "y\nz\n", "3\n")])
+
+  def test_a_package_without_a_name_is_found(self):
+    block = "```python\nimport os, flax.nnx\nimport jax\n```\n"
+    self.assertEqual(not_named(block), ["2: pip install flax"])
+    self.assertEmpty(not_named(f"`pip install optax flax`\n{block}"))
+    self.assertLen(not_named(f"`pip install flax-other`\n{block}"), 1)
+    self.assertLen(not_named("```python\nx.serialize()\n```\n"), 1)
 
   def test_another_output_is_found(self):
     self.assertEmpty(differs("a ... c\n", "a b c\n"))
