@@ -27,14 +27,17 @@ def add_arguments(
   """Adds the arguments that describe one dot; sizes are at least `least`."""
   names = [format.name for format in formats.NAMED]
   plain = [dtype.name for dtype in formats.FLOAT_DTYPES]
-  for side in ("lhs", "rhs"):
+  for side, help in (
+    ("lhs", f"f32, bf16, f16, or a format: {', '.join(names)}"),
+    ("rhs", "like --lhs"),
+  ):
     command.add_argument(
       f"--{side}",
       type=arguments.long_dtypes,
       choices=names + plain,
       metavar="FORMAT",
       required=required,
-      help=f"one of {', '.join(names + plain)}; also bf16, f16 and f32",
+      help=help,
     )
   for name, meaning in (
     ("m", "rows of lhs"),
@@ -63,7 +66,8 @@ def add_arguments(
   command.add_argument(
     "--precision",
     choices=_PRECISIONS,
-    help="precision= of jp.block_scaled_dot; default: None",
+    help="precision= of jp.block_scaled_dot: highest keeps global scales in"
+    " f32, fastest leaves the numerical contract; default: neither",
   )
 
 

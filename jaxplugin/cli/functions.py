@@ -56,7 +56,7 @@ def function(text: str) -> Callable[..., Any]:
     raise ValueError(f"{text}: no module named {error.name}") from None
   for name in match[2].split("."):
     if not hasattr(found, name):
-      raise ValueError(f"{text}: {found!r} has no {name}")
+      raise ValueError(f"{text}: {match[1]} has no attribute {match[2]}")
     found = getattr(found, name)
   if not callable(found):
     raise ValueError(f"{text} must be a function, got {type(found).__name__}")

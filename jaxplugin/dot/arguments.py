@@ -65,9 +65,10 @@ def sides_of(
   lhs_side, rhs_side = (_in_rows(_with_axis(x, padded)) for x in result)
   if lhs_side.format is None and rhs_side.format is None:
     raise TypeError(
-      f"{sides.who()}: lhs or rhs must be quantized, got unquantized"
-      f" {lhs_side.values.dtype} and {rhs_side.values.dtype}; quantize one, or"
-      " call jax.lax.dot_general"
+      f"{sides.who()}: lhs or rhs must be quantized, got"
+      f" {lhs_side.values.dtype} and {rhs_side.values.dtype} without scale"
+      " factors. Quantize one with jaxplugin.quantize, pass quantized values"
+      " with their scale factors, or call jax.lax.dot_general"
     )
   return lhs_side, rhs_side
 

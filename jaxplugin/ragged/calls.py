@@ -360,16 +360,19 @@ def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
 _TRANSPOSE: Final = (
   "for weights (groups, k, n) quantize jnp.swapaxes(weights, 1, 2)"
 )
-_RANKS: Final = {"lhs": (2, "(m, k)"), "rhs": (3, "(groups, n, k)")}
+_RANKS: Final = {
+  "lhs": (2, "(m, k)", "Reshape it to (m, k)"),
+  "rhs": (3, "(groups, n, k)", "Stack the weights of the groups"),
+}
 
 
 def validate_rank(side: sides.Side) -> None:
   """Raises TypeError unless lhs has rank 2 or rhs rank 3."""
-  rank, names = _RANKS[side.name]
+  rank, names, remedy = _RANKS[side.name]
   if side.ndim != rank:
     raise TypeError(
       f"{sides.who()}: {side.name} must have rank {rank}, {names}, got values"
-      f" {list(side.values.shape)}"
+      f" {list(side.values.shape)}. {remedy}"
     )
 
 
@@ -378,7 +381,7 @@ def require_quantized(rhs: Any) -> None:
   if not isinstance(rhs, scaled_array.ScaledArray):
     raise TypeError(
       f"{sides.who()}: rhs must be a ScaledArray of shape (groups, n, k), got"
-      f" {type(rhs).__name__}; quantize it along its last axis, pass the"
+      f" {error_context.shown(rhs)}; quantize it along its last axis, pass the"
       " .array of a QuantizedWeight, or call jax.lax.ragged_dot for plain"
       " weights"
     )

@@ -118,8 +118,8 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     "--threshold",
     type=float,
     default=_DEFAULT_THRESHOLD,
-    metavar="PART",
-    help="a ratio that falls by more than this part is a regression; default:"
+    metavar="FRACTION",
+    help="a ratio that falls by more than this is a regression; default:"
     f" {_DEFAULT_THRESHOLD}",
   )
 

@@ -153,23 +153,23 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
     if hasattr(os, "sched_getaffinity")
     else 2,
   )
-  number, count = ("X", float), ("N", arguments.size(1))
+  seconds, count = ("S", float), ("N", arguments.size(1))
   for name, (metavar, type), default, text in (
     (
       "deadline",
-      number,
+      seconds,
       _DEFAULTS.seconds,
       "seconds to compile and check a candidate",
     ),
     (
       "seconds",
-      number,
+      seconds,
       _DEFAULTS.timing_seconds,
       "seconds that a process times a problem",
     ),
     (
       "memory",
-      number,
+      ("GB", float),
       _DEFAULTS.memory_bytes / _GB,
       "GB that a process may use",
     ),
