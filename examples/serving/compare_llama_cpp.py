@@ -341,18 +341,26 @@ def main() -> None:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument("--library", type=pathlib.Path, required=True)
+  parser.add_argument(
+    "--library",
+    type=pathlib.Path,
+    required=True,
+    help="folder of llama.cpp's shared libraries",
+  )
   parser.add_argument("--cpu", default="haswell", help="libggml-cpu-CPU.so")
   parser.add_argument(
     "--file", type=pathlib.Path, help="another GGUF file of SmolLM2"
   )
-  parser.add_argument("--threads", type=int, default=2)
-  parser.add_argument("--what", choices=("text", "speed"), default="text")
+  parser.add_argument("--threads", type=int, default=2, help="default: 2")
+  parser.add_argument(
+    "--what", choices=("text", "speed"), default="text", help="default: text"
+  )
   parser.add_argument(
     "--models",
     nargs="+",
     default=[BF16, F32, FASTEST, *FORMATS, "f32"],
     metavar="NAME",
+    help="default: %(default)s",
   )
   parser.add_argument(
     "--size", type=int, default=1024, help="tokens of the text; default: 1024"
@@ -363,8 +371,13 @@ def main() -> None:
     default=["140:128", "512:128"],
     help="PROMPT:DECODED numbers of tokens",
   )
-  parser.add_argument("--slots", type=int, default=1088)
-  parser.add_argument("--rounds", type=int, default=5)
+  parser.add_argument(
+    "--slots",
+    type=int,
+    default=1088,
+    help="size of the cache in tokens; default: 1088",
+  )
+  parser.add_argument("--rounds", type=int, default=5, help="default: 5")
   parser.add_argument("--json", type=pathlib.Path, help="file to append to")
   args = parser.parse_args()
   with contextlib.ExitStack() as stack:

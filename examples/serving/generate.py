@@ -299,9 +299,15 @@ def main() -> None:
     choices=("smollm", "random"),
     help="default: smollm if it is installed, otherwise random",
   )
-  parser.add_argument("--question", default=QUESTION)
   parser.add_argument(
-    "--variants", nargs="+", default=list(decoder_weights.NAMES), metavar="NAME"
+    "--question", default=QUESTION, help="default: %(default)s"
+  )
+  parser.add_argument(
+    "--variants",
+    nargs="+",
+    default=list(decoder_weights.NAMES),
+    metavar="NAME",
+    help="the first one must be f32; default: %(default)s",
   )
   parser.add_argument(
     "--batch", type=int, default=1, help="number of sequences; default: 1"
@@ -312,10 +318,10 @@ def main() -> None:
   parser.add_argument(
     "--steps", type=int, default=16, help="tokens of one call; default: 16"
   )
-  parser.add_argument("--rounds", type=int, default=5)
+  parser.add_argument("--rounds", type=int, default=5, help="default: 5")
   for name in ("layers", "width", "hidden", "vocabulary"):
     parser.add_argument(f"--{name}", type=int, help="size of the random model")
-  parser.add_argument("--json", metavar="FILE")
+  parser.add_argument("--json", metavar="FILE", help="output file")
   args = parser.parse_args()
   if args.variants[0].partition(" ")[0] != "f32":
     parser.error("the first variant must be f32: others are compared with it")

@@ -105,10 +105,18 @@ def relative_error(actual: jax.Array, expected: jax.Array) -> float:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--format", default="nvfp4")
-  parser.add_argument("--tokens", type=int, default=32)
-  parser.add_argument("--layers", type=int, default=LAYERS)
-  parser.add_argument("--width", type=int, default=WIDTH)
+  parser.add_argument(
+    "--format", default="nvfp4", help="format of the weights; default: nvfp4"
+  )
+  parser.add_argument(
+    "--tokens", type=int, default=32, help="tokens to decode; default: 32"
+  )
+  parser.add_argument(
+    "--layers", type=int, default=LAYERS, help="default: %(default)s"
+  )
+  parser.add_argument(
+    "--width", type=int, default=WIDTH, help="channels; default: %(default)s"
+  )
   args = parser.parse_args()
 
   params = make_params(args.layers, args.width)

@@ -132,13 +132,28 @@ def measure(
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--sizes", choices=SIZES, default="wide")
   parser.add_argument(
-    "--variants", nargs="+", default=["bf16", "mxfp8"], metavar="NAME"
+    "--sizes",
+    choices=SIZES,
+    default="wide",
+    help="size of the model; default: wide",
   )
-  parser.add_argument("--before", metavar="PYTHON")
-  parser.add_argument("--rounds", type=int, default=15)
-  parser.add_argument("--json", type=pathlib.Path)
+  parser.add_argument(
+    "--variants",
+    nargs="+",
+    default=["bf16", "mxfp8"],
+    metavar="NAME",
+    help="variants of train.py; NAME:dots is quantize_dots of the whole model,"
+    " NAME:fused also fuses activations; default: bf16 mxfp8",
+  )
+  parser.add_argument(
+    "--before",
+    metavar="PYTHON",
+    help="the Python of an environment with another version of jaxplugin, which"
+    " is timed too",
+  )
+  parser.add_argument("--rounds", type=int, default=15, help="default: 15")
+  parser.add_argument("--json", type=pathlib.Path, help="output file")
   parser.add_argument("--serve", help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.serve:

@@ -265,7 +265,7 @@ def _validate_scale_array(who: str, scale: jax.Array) -> None:
 
 @jax.jit
 def swizzle_scale(scale: jax.Array) -> jax.Array:
-  """Reorders a linear scale for tcgen05 and cuDNN.
+  """Reorders a linear scale for Blackwell's tensor cores and cuDNN.
 
   Call it once for a constant weight, when it is loaded. Tiles of 128 rows and 4
   columns follow each other row by row. Byte (r, c) of a tile is at offset::
