@@ -110,6 +110,12 @@ def linear(
           f" {name} {tuple(operand.shape)} blocked along dimension"
           f" {operand.axis}; {_blocked_remedy(name, operand)}"
         )
+    if not any(isinstance(x, scaled_array.ScaledArray) for x in (lhs, rhs)):
+      raise TypeError(
+        f"{WHO}: x or w_q must be quantized, got x {lhs.dtype}"
+        f"{list(lhs.shape)} and w_q {rhs.dtype}{list(rhs.shape)}. Pass"
+        ' jaxplugin.quantize(w, "mxfp8"), or compute x @ w.T'
+      )
     _validate_sizes(lhs, rhs)
     out = None
     if out_format is not None:
