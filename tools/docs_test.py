@@ -236,6 +236,12 @@ class ReferenceTest(absltest.TestCase):
     for path in pages | required | {ROOT / "README.md"}:
       self.assertIn(f"\n{status}\n\n", path.read_text(), path)
 
+  def test_pages_install_from_a_checkout_before_the_first_release(self):
+    self.assertIn("not on PyPI yet", (ROOT / "README.md").read_text())
+    command = re.compile(r"pip install [^\n`#]*\bjaxplugin\b")
+    for path in site_pages.markdown():
+      self.assertNotRegex(path.read_text(), command, path)
+
 
 class CopiedPagesTest(absltest.TestCase):
   def test_links_are_relative_to_the_page(self):
