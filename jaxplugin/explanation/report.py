@@ -234,7 +234,7 @@ class Explanation(Sequence):
       fused = sum(chain.count for chain in self.chains if chain.is_fused)
       found = sum(chain.count for chain in self.chains)
       yield f"norms and activations before matmuls: {fused} of {found} fused"
-    yield "Reasons: details() of this object, or --verbose on the command line."
+    yield "Call details() for the reasons, or pass --verbose on a command line."
 
   def details(self) -> str:
     """Returns a report of every dot with all reasons.
