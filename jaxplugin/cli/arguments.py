@@ -226,11 +226,7 @@ def print_result(
 
 def print_missing_cudnn(target: targets.Target) -> None:
   """Prints on standard error that no cuDNN is assumed, if one might help."""
-  notice = report.missing_cudnn(target)
-  assumed = dataclasses.replace(
-    target, cudnn_version=targets.MIN_BLOCK_SCALED_CUDNN
-  )
-  if notice and assumed.has_block_scaled_cudnn:
+  if notice := report.missing_cudnn(target):
     console.show([f"{notice}; pass --cudnn 9.13"], sys.stderr)
 
 

@@ -545,11 +545,14 @@ def _backend_cells(dot: Explained) -> dict[str, Any]:
 
 
 def missing_cudnn(target: targets.Target) -> str:
-  """Returns the notice that no cuDNN is assumed; "" if one may be known."""
+  """Returns the notice that no cuDNN is assumed; "" if none would help."""
+  assumed = dataclasses.replace(
+    target, cudnn_version=targets.MIN_BLOCK_SCALED_CUDNN
+  )
   if (
-    target.platform != "cuda"
-    or target.cudnn_version is not None
+    target.cudnn_version is not None
     or target.name not in targets.TARGET_NAMES
+    or not assumed.has_block_scaled_cudnn
   ):
     return ""
   return (
