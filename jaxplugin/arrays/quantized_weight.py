@@ -12,19 +12,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.arrays import indexing, scaled_array, validation
+from jaxplugin.arrays import indexing, operators, scaled_array, validation
 from jaxplugin.core import error_context
 from jaxplugin.jaxext import jax_private
 
 _WHO: Final = "QuantizedWeight"
 
 
+@operators.refuse
 @jax.tree_util.register_pytree_with_keys_class
 class QuantizedWeight:
   """A quantized weight with its own shape, stored as [..., n, k].
@@ -193,20 +194,16 @@ class QuantizedWeight:
     """Returns an iterator over `self[i]` for the first leading dimension."""
     return (self[i] for i in range(len(self)))
 
-  def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+  def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    del dtype, copy
+    self._refuse("this function")
+
+  def _refuse(self, name: str) -> NoReturn:
     raise TypeError(
-      f"{_WHO}: this function needs a plain array, got {self!r}; pass it as an"
+      f"{_WHO}: {name} needs a plain array, got {self!r}; pass it as an"
       " argument to jaxplugin.accept_quantized(function), or call"
       " dequantize(), or pass its array to jaxplugin.linear"
     )
-
-  # Operations of code that was written for plain arrays.
-  __array__ = __matmul__ = __rmatmul__ = __mul__ = _refuse
-  __rmul__ = __add__ = __radd__ = __eq__ = _refuse
-  # Caches of the package identify weights by object.
-  __hash__ = object.__hash__
-  # Makes NumPy's operators call the methods above.
-  __array_ufunc__ = None
 
   def __repr__(self) -> str:
     return (

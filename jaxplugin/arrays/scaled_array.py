@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, NoReturn, TypeGuard
 
 import jax
 import jax.export
@@ -16,7 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import indexing, interleaving, layouts, validation
+from jaxplugin.arrays import (
+  indexing,
+  interleaving,
+  layouts,
+  operators,
+  validation,
+)
 from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.jaxext import jax_private
 
@@ -30,6 +36,7 @@ _SWIZZLED_ROWS: Final = (
 )
 
 
+@operators.refuse
 @jax.tree_util.register_pytree_with_keys_class
 class ScaledArray:
   """A block-scaled array: values, block scales and a global scale.
@@ -313,6 +320,14 @@ class ScaledArray:
       return NotImplemented
     return _provided["matmul"](other, self)
 
+  def __array_ufunc__(
+    self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any
+  ) -> Any:
+    # NumPy's operator @ with an array on the left side calls it.
+    if ufunc is np.matmul and method == "__call__" and not kwargs:
+      return _provided["matmul"](*inputs)
+    return operators.refuse_ufunc(self, ufunc, method, *inputs, **kwargs)
+
   def __eq__(self, other: object) -> Any:
     raise TypeError(
       f"{_WHO}: == and != need plain arrays, got {self!r} and"
@@ -331,15 +346,18 @@ class ScaledArray:
     """
     return self.__array__()
 
-  # Makes NumPy's operators call the methods above.
-  __array_ufunc__ = None
-
   def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
     del dtype, copy
+    self._refuse(
+      "this function",
+      ". jnp.zeros_like and similar functions also accept a ScaledArray and a"
+      " dtype",
+    )
+
+  def _refuse(self, name: str, hint: str = "") -> NoReturn:
     raise TypeError(
-      f"{_WHO}: this function needs a plain array, got {self!r}; pass"
-      " array.dequantize(), or array.values for the codes. jnp.zeros_like and"
-      " similar functions also accept a ScaledArray and a dtype"
+      f"{_WHO}: {name} needs a plain array, got {self!r}; pass"
+      f" array.dequantize(), or array.values for the codes{hint}"
     )
 
   def pack(self) -> ScaledArray:

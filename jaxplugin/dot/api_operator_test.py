@@ -87,7 +87,7 @@ class MatmulTest(parameterized.TestCase):
 
   def test_other_objects_are_left_to_python(self):
     w, _ = make(jp.MXFP8, (5, K))
-    for wrong in (lambda: w @ "x", lambda: [1.0] @ w, lambda: w + jnp.ones(K)):
+    for wrong in (lambda: w @ "x", lambda: [1.0] @ w):
       with self.assertRaisesRegex(TypeError, "unsupported operand"):
         wrong()
 

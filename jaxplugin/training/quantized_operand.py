@@ -11,14 +11,14 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import ad_checkpoint, lax
 
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import operators, scaled_array
 from jaxplugin.core import error_context, formats
 from jaxplugin.dot import arguments, sides
 from jaxplugin.quantization import operands, prologues
@@ -50,6 +50,7 @@ class Use:
   backward: operands.QuantizeSpec | None
 
 
+@operators.refuse
 @jax.tree_util.register_pytree_with_keys_class
 class QuantizedOperand:
   """An array with its quantized copies, as `quantize_operand` returns it.
@@ -197,10 +198,13 @@ class QuantizedOperand:
     return self
 
   def __jax_array__(self) -> Any:
+    self._refuse("this function")
+
+  def _refuse(self, name: str) -> NoReturn:
     raise TypeError(
-      f"QuantizedOperand: this function needs a plain array, got {self!r};"
-      " pass it to a function that jaxplugin.dot_general returns, or pass its"
-      " array, .primal. In flax pass"
+      f"QuantizedOperand: {name} needs a plain array, got {self!r}; pass it to"
+      " a function that jaxplugin.dot_general returns, or pass its array,"
+      " .primal. In flax pass"
       " promote_dtype=jaxplugin.training.promote_dtype to the layer"
     )
 

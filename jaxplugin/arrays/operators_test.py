@@ -1,0 +1,68 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the operators that quantized arrays refuse."""
+
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+import jaxplugin as jp
+
+_BINARY = (
+  operator.add, operator.sub, operator.mul, operator.truediv,
+  operator.floordiv, operator.mod, operator.pow, operator.and_, operator.or_,
+  operator.xor, operator.lshift, operator.rshift, operator.lt, operator.le,
+  operator.gt, operator.ge, operator.eq, operator.ne, operator.iadd,
+  operator.imul, divmod,
+)  # fmt: skip
+_UNARY = (operator.neg, operator.pos, abs, operator.invert, np.sin, np.sum)
+_UFUNCS = (np.add, np.maximum, np.multiply.outer, np.logaddexp)
+_REMEDY = r"needs? (a )?plain array.*(dequantize\(\)|\.primal)"
+
+
+def quantized():
+  values = jax.device_put(np.ones((4, 32), np.float32))
+  w_q = jp.quantize(values, "mxfp8")
+  weight = jp.QuantizedWeight(w_q, (32, 4), (0,))
+  return [w_q, weight, jp.quantize_operand(values, "mxfp8")]
+
+
+class OperatorsTest(parameterized.TestCase):
+  def refuses(self, function, *args):
+    names = [type(x).__name__ for x in args]
+    with self.subTest(function=function.__name__, args=names):
+      with self.assertRaises(TypeError) as raised:
+        function(*args)
+      self.assertRegex(str(raised.exception), _REMEDY)
+      self.assertTrue(str(raised.exception).startswith(("Sca", "Quantized")))
+
+  def test_operators_raise_with_the_remedy(self):
+    array = np.ones((4, 32), np.float32)
+    others = [array, array[0, 0], 2.0, jnp.asarray(array)]
+    for x in quantized():
+      for function in _UNARY:
+        self.refuses(function, x)
+      for function in _BINARY:
+        self.refuses(function, x, x)
+        for other in others:
+          self.refuses(function, x, other)
+          self.refuses(function, other, x)
+      for function in _UFUNCS:
+        self.refuses(function, x, array)
+        self.refuses(function, array, x)
+
+  def test_numpy_matmul_multiplies(self):
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-8, 8, (3, 32)).astype(np.float32) for _ in "xw")
+    w_q = jp.quantize(w, "mxfp8")
+    for result in (x @ w_q.T, np.matmul(x, w_q.T)):
+      np.testing.assert_array_equal(result, x @ w.T)
+    with self.assertRaisesRegex(TypeError, "numpy.matmul needs a plain array"):
+      np.matmul(x, w_q.T, out=x[:, :3])
+
+
+if __name__ == "__main__":
+  absltest.main()
