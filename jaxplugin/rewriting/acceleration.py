@@ -205,6 +205,8 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
     if result is None and is_lost:
       _warn(operation.name, lost_by)
     self._outcome.is_noted |= result is not None or is_lost
+    if result is not None:
+      sites.note_taken(operation)
     return result
 
   def _child(self) -> _Accelerator:
@@ -277,8 +279,9 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
     )
 
     def accelerated(jaxpr: Any) -> Any:
-      new, is_noted = _accelerated_jaxpr(jaxpr, self._implementation)
+      new, is_noted, taken = _accelerated_jaxpr(jaxpr, self._implementation)
       self._outcome.is_noted |= is_noted
+      sites.note_all_taken(taken)
       return new
 
     params = {
@@ -474,19 +477,21 @@ def _scaled_dots() -> frozenset[str]:
 @jax_private.cache_by_jaxpr
 def _accelerated_jaxpr(
   jaxpr: Any, implementation: str | None
-) -> tuple[Any, bool]:
+) -> tuple[Any, bool, Sequence[sites.Taken]]:
   """Returns the jaxpr with its dots replaced, and `_Outcome.is_noted`.
 
-  The jaxpr is None if it has no dots.
+  The jaxpr is None if it has no dots. The last result is the matmuls that were
+  replaced.
   """
   if not calls.contains(jaxpr, _scaled_dots() | _RAGGED | calls.CUSTOM_RULES):
-    return None, False
+    return None, False, ()
   outcome = _Outcome()
-  new, consts = interception_private.intercept_jaxpr(
-    jaxpr, lambda extra, own: _Accelerator(implementation, outcome)
-  )
+  with sites.taking() as taken:
+    new, consts = interception_private.intercept_jaxpr(
+      jaxpr, lambda extra, own: _Accelerator(implementation, outcome)
+    )
   assert not consts  # neither the equations nor the interceptor make any
-  return new, outcome.is_noted
+  return new, outcome.is_noted, taken
 
 
 def _map_jaxprs(function: Callable[[Any], Any], value: Any) -> Any:

@@ -175,6 +175,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
         multiply = self._dot if name == sites.DOT else self._ragged_dot
         result = multiply(operation)
         self.outcome.is_taken = True
+        sites.note_taken(operation, self._around)
         return result
     except facts.NotSupported as reason:
       self.warn(name, args, str(reason))

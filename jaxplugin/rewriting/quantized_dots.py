@@ -274,7 +274,9 @@ class _Watcher:
       found = sources.parameters_among(args, position.trace)
       origins = [new or old for new, old in zip(found, origins, strict=True)]
     start = len(dots.sites)
-    out = self._bind(operation, dots, origins)
+    with sites.taking() as taken:
+      out = self._bind(operation, dots, origins)
+    dots.sites[start:] = sites.without_taken(dots.sites[start:], taken)
     results = operation.results_of(out)
     if _has_rule(operation):
       dots.note_rule(results)

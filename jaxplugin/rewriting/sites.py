@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import math
@@ -476,6 +477,88 @@ class DecidedSite:
     return dataclasses.replace(self, site=left)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Taken:
+  """A matmul that `accept_quantized` or `accelerate` replaced.
+
+  Attributes:
+    operation: see `Site`.
+    sources: lines that the source of a `Site` may be; empty if none is known.
+    shapes: of both operands.
+  """
+
+  operation: str
+  sources: frozenset[str]
+  shapes: tuple[tuple[Any, ...], tuple[Any, ...]]
+
+  def likeness(self, site: Site) -> int:
+    """Returns how many shapes are those of a site; -1 if it is another matmul.
+
+    A `vmap` between the transformations changes shapes.
+    """
+    is_other_line = bool(self.sources) and site.source not in self.sources
+    if site.recipe or site.operation != self.operation or is_other_line:
+      return -1
+    shapes = site.lhs_shape, site.rhs_shape
+    return sum(a == b for a, b in zip(shapes, self.shapes, strict=True))
+
+
+_taken: Final = contextvars.ContextVar[list[Taken] | None](
+  "taken", default=None
+)
+
+
+@contextlib.contextmanager
+def taking() -> Iterator[list[Taken]]:
+  """Returns a list of the matmuls that are replaced inside."""
+  found: list[Taken] = []
+  token = _taken.set(found)
+  try:
+    yield found
+  finally:
+    _taken.reset(token)
+
+
+def note_taken(
+  operation: binding_private.BoundOperation,
+  around: Surroundings = Surroundings(),
+) -> None:
+  """Records that `accept_quantized` or `accelerate` replaced a matmul.
+
+  Those of a backward pass do not count, because no site lists them.
+  """
+  if any(
+    x.is_transform and x.text == "transpose" for x in jax_private.scopes()
+  ):
+    return
+  lhs, rhs, *_ = operation.args
+  taken = Taken(
+    operation=operation.name,
+    sources=frozenset({around.source, jax_private.user_frame()} - {""}),
+    shapes=(tuple(lhs.shape), tuple(rhs.shape)),
+  )
+  note_all_taken([taken])
+
+
+def note_all_taken(taken: Sequence[Taken]) -> None:
+  """Records matmuls of a jaxpr that was replaced before."""
+  found = _taken.get()
+  if found is not None:
+    found += taken
+
+
+def without_taken(
+  sites: Sequence[DecidedSite], taken: Sequence[Taken]
+) -> list[DecidedSite]:
+  """Returns the sites except those that another transformation replaced."""
+  left = list(sites)
+  for one in taken:
+    best = max(left, key=lambda x: one.likeness(x.site), default=None)
+    if best is not None and one.likeness(best.site) >= 0:
+      left.remove(best)
+  return left
+
+
 @dataclasses.dataclass(kw_only=True)
 class Seen:
   """The matmuls of one call of a function.
@@ -577,8 +660,9 @@ def recording() -> Iterator[Record]:
 
   JAX traces functions again that it has traced before.
   """
-  with _recording(record := Record()):
+  with _recording(record := Record()), taking() as taken:
     yield record
+  record.sites = without_taken(record.sites, taken)
 
 
 def record(sites: Sequence[DecidedSite]) -> None:
