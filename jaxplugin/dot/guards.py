@@ -188,9 +188,15 @@ def check_finite(
     sharding = mesh_axes.explicit_sharding_of(result)
     if sharding is not None:
       sharding = sharding.update(spec=PartitionSpec())
-    function = mesh_axes.automatic(unexplained, sharding)
-    operands = flat if failures.is_on() else []
-    jax.debug.callback(report, operands, *function(result, flat))
+
+    # JAX does not lower a callback with operands that have explicit axes.
+    def call_back(result: jax.Array, flat: list[jax.Array]) -> jax.Array:
+      values = unexplained(result, flat)
+      operands = flat if failures.is_on() else []
+      jax.debug.callback(report, operands, *values)
+      return values.count
+
+    mesh_axes.automatic(call_back, sharding)(result, flat)
 
   lax.cond(
     jnp.all(jnp.isfinite(result)),

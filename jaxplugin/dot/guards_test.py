@@ -207,6 +207,14 @@ class FiresTest(Case):
     with jax.set_mesh(mesh):
       self.assert_found_once_planted((1, 2), "", function, x, w)
 
+  def test_calls_in_a_shard_map_over_some_explicit_axes_are_checked(self):
+    kinds = (AxisType.Explicit, AxisType.Explicit)
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=kinds)
+    specs = {"in_specs": (P("x"), P()), "out_specs": P("x")}
+    function = jax.shard_map(dot, mesh=mesh, axis_names={"x"}, **specs)
+    with jax.set_mesh(mesh):
+      self.assert_found_once_planted((1, 2), "", function, *pair())
+
 
 class OffTest(Case):
   def texts(self, *args):
