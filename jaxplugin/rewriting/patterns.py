@@ -197,19 +197,10 @@ def record_outside(
       other arguments do not count.
     around: of the function that is traced.
   """
-  if not sites.is_recording():
-    return
-  name, args = operation.name, operation.args
-  jaxprs = _bodies(name, operation.params)
-  if len(jaxprs) > 1 and name != "cond":
-    return
-  first = {"cond": 1, "while": operation.params.get("cond_nconsts", 0)}
-  skipped = first.get(name, 0)
-  for jaxpr in jaxprs:
-    if len(jaxpr.invars) == len(args) - skipped:
-      name = {"remat2": "checkpoint"}.get(name, name)
-      given = args[skipped:], weights[skipped:]
-      _record_outside(name, jaxpr, *given, around)
+  if sites.is_recording():
+    name = {"remat2": "checkpoint"}.get(operation.name, operation.name)
+    found = find_outside(name, operation.args)
+    _record_outside(operation, found, weights, around)
 
 
 class Outside(sources.TracedValues[Found]):
@@ -244,42 +235,65 @@ def _bodies(name: str, params: dict[str, Any]) -> list[Any]:
 
 
 def _record_outside(
-  operation: str,
-  jaxpr: Any,
-  args: Sequence[Any],
+  operation: binding_private.BoundOperation,
+  found: Sequence[Found | None],
   weights: Sequence[sources.Origin | None],
   around: sites.Surroundings,
 ) -> None:
-  matcher, values = _Matcher(), []
-  for x, variable in zip(args, jaxpr.invars, strict=True):
-    traced = binding_private.staged(x)
-    values.append(_Value(variable if traced is None else traced, None))
-  function = _Function(jaxpr, values)
-  origins = {
-    id(v): origin
-    for v, origin in zip(jaxpr.invars, weights, strict=True)
-    if origin is not None
-  }
+  """Records the arguments of an operation that matmuls inside read.
+
+  Args:
+    operation: an operation.
+    found: what computes each argument outside, or None.
+    weights, around: see `record_outside`.
+  """
+  name, num_args = operation.name, len(found)
+  jaxprs = _bodies(name, operation.params)
+  if not any(found) or (len(jaxprs) > 1 and name != "cond"):
+    return
+  first = {"cond": 1, "while": operation.params.get("cond_nconsts", 0)}
+  skipped = first.get(name, 0)
+  for jaxpr in jaxprs:
+    if len(jaxpr.invars) == num_args - skipped:
+      _record_read(jaxpr, found[skipped:], weights[skipped:], around)
+
+
+def _record_read(
+  jaxpr: Any,
+  found: Sequence[Found | None],
+  weights: Sequence[sources.Origin | None],
+  around: sites.Surroundings,
+) -> None:
+  """Records the arguments of a jaxpr that its matmuls read."""
+  matcher = _Matcher()
+  function = _Function(jaxpr, [_Value(v, None) for v in jaxpr.invars])
+  ids = list(map(id, jaxpr.invars))
+  outside = dict(zip(ids, found, strict=True))
+  origins = dict(zip(ids, weights, strict=True))
+
+  def find_argument(atom: Any) -> Found | None:
+    if hasattr(atom, "val"):  # a literal
+      return None
+    value, _ = matcher.before_layout(function.value(atom))
+    return outside.get(id(value.atom))
+
   for eqn in jaxpr.eqns:
-    if eqn.primitive.name not in sites.PRODUCTS:
-      for origin in [origins[id(v)] for v in eqn.invars if id(v) in origins]:
+    operation = binding_private.BoundOperation.of_equation(eqn)
+    of_args = [origins.get(id(v)) for v in eqn.invars]
+    if operation.name not in sites.PRODUCTS:
+      for origin in filter(None, of_args):
         origins.update((id(v), origin) for v in eqn.outvars)
+      if operation.name in calls.FOLLOWED:
+        args = list(map(find_argument, eqn.invars))
+        with sites.inside(operation, []):
+          _record_outside(operation, args, of_args, around)
       continue
-    for atom, other in (eqn.invars[:2], eqn.invars[1::-1]):
-      if id(other) not in origins:
-        continue
-      value, _ = matcher.before_layout(function.value(atom))
-      found = matcher.find(value) if value.function is None else None
-      if found is None or found.call is None:
-        continue
-      site = sites.make(
-        binding_private.BoundOperation.of_equation(eqn),
-        eqn.outvars[0].aval,
-        (origins[id(other)], None),
-        around,
-      )
-      note = _INSIDE.format(operation, found.name)
-      sites.record_chain(found.before(site, note))
+    for atom, origin in zip(eqn.invars[:2], of_args[1::-1], strict=True):
+      chain = find_argument(atom)
+      if origin is not None and chain is not None:
+        result = eqn.outvars[0].aval
+        site = sites.make(operation, result, (origin, None), around)
+        sites.record_chain(chain.before(site, chain.reason))
 
 
 _WEIGHTS: Final = (

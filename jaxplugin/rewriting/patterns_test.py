@@ -967,6 +967,24 @@ OUTCOMES = {
     ),
     [WITHIN.format("scan")],
   ),
+  "rows_of_a_map": (
+    lambda w, x: lax.map(lambda row: row[None] @ w, jax.nn.silu(x)),
+    [WITHIN.format("scan")],
+  ),
+  "matmul_in_scan_in_jit": (
+    lambda w, x: jax.jit(lambda h: scanned(lambda c, _: (c, (h @ w)[None]), h))(
+      jax.nn.silu(x)
+    ),
+    [WITHIN.format("jit")],
+  ),
+  "matmul_in_cond_in_scan": (
+    lambda w, x: (
+      lambda h: scanned(
+        lambda c, _: (c, lax.cond(c[0, 0] > 0, lambda: h @ w, lambda: c)), x
+      )
+    )(jax.nn.silu(x)),
+    [WITHIN.format("scan")],
+  ),
   "in_while": (lambda w, x: looped(lambda c: jax.nn.silu(c) @ w, x), [FUSED]),
   "carry_of_while": (
     lambda w, x: looped(lambda c: jax.nn.silu(c @ w), jax.nn.silu(x)) @ w,
@@ -1022,7 +1040,7 @@ class FusedMatmulsTest(parameterized.TestCase):
   @parameterized.parameters(
     *("alone", "batch_added", "clip", "carry", "matmul_in_cond"),
     *("silu_in_cond", "matmul_in_shard_map", "silu_in_shard_map"),
-    "matmul_with_a_rule",
+    *("matmul_with_a_rule", "rows_of_a_map", "matmul_in_scan_in_jit"),
   )
   def test_explain_of_accept_quantized_names_the_reason(self, name):
     function, wanted = OUTCOMES[name]
