@@ -58,7 +58,7 @@ def paths_of(path: pathlib.Path) -> list[pathlib.Path]:
       )
     raise FileNotFoundError(errno.ENOENT, message, str(path))
   if not path.is_dir():
-    return [path]
+    return _parts(path)
   for pattern in (
     f"*{safetensors_files.INDEX_SUFFIX}",
     f"*{safetensors_files.SUFFIX}",
@@ -67,27 +67,35 @@ def paths_of(path: pathlib.Path) -> list[pathlib.Path]:
       break
   else:
     found = sorted(path.glob(f"*{_GGUF}"))
-  is_one = (
-    len(found) == 1
-    or (found and found[0].suffix == safetensors_files.SUFFIX)
-    or _are_one_split(found)
-  )
-  if not is_one:
+  if found and found[0].suffix == safetensors_files.SUFFIX:
+    return found
+  if not found or not {*found} <= {*(parts := _parts(found[0]))}:
     names = ", ".join(file.name for file in found) or "none of them"
     raise errors.fault(
       path,
       "a folder must contain one .safetensors.index.json, .safetensors files"
       f" or one .gguf file, got {names}; pass the path of the file",
     )
+  return parts
+
+
+def _parts(file: pathlib.Path) -> list[pathlib.Path]:
+  """Returns a file, or the files that gguf-split wrote together with it.
+
+  Raises:
+    CheckpointError: If one of them is missing.
+  """
+  if not (split := _SPLIT.match(file.name)):
+    return [file]
+  name, count = split[1], int(split[2])
+  found = []
+  for i in range(1, count + 1):
+    found.append(part := file.with_name(f"{name}-{i:05d}-of-{split[2]}{_GGUF}"))
+    if not part.exists():
+      raise errors.fault(
+        part, f"it is one of {count} files, and does not exist; download it"
+      )
   return found
-
-
-def _are_one_split(files: Sequence[pathlib.Path]) -> bool:
-  """Returns whether gguf-split wrote these files, and none is missing."""
-  parts = [_SPLIT.match(file.name) for file in files]
-  return len({x and (x[1], int(x[2])) for x in parts}) == 1 and all(
-    x is not None and int(x[2]) == len(files) for x in parts
-  )
 
 
 def open_all(paths: Sequence[pathlib.Path]) -> stored.StoredTensors:
@@ -104,7 +112,8 @@ def open_all(paths: Sequence[pathlib.Path]) -> stored.StoredTensors:
   if count > 1 and count != len(paths):
     raise errors.fault(
       paths[0],
-      f"it is one of {count} files; pass a folder that contains only these",
+      f"it is one of {count} files, whose names must be NAME-00001-of-{count:05d}"
+      f"{_GGUF} and so on; rename them",
     )
   return found
 

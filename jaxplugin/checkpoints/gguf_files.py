@@ -36,6 +36,7 @@ _VERSIONS: Final = (2, 3)
 _ALIGNMENT: Final = "general.alignment"
 _DEFAULT_ALIGNMENT: Final = 32
 _MAX_RANK: Final = 32
+_MAX_DEPTH: Final = 16  # of arrays in arrays; gguf.md has no limit
 _MAX_SIZE: Final = 2**63 - 1
 
 # Types of metadata: codes of `struct` by the numbers in a file.
@@ -107,19 +108,7 @@ class _Header:
     kind = self.number("I")
     if kind in _SCALARS:
       return self.number(_SCALARS[kind])
-    if kind == _STRING:
-      self._skip(self.number("Q"))
-      return None
-    item = self.number("I") if kind == _ARRAY else kind
-    if item not in (*_SCALARS, _STRING):
-      raise errors.fault(
-        self._path, f"{name!r}: metadata must have a known type, got {item}"
-      )
-    count = self.number("Q")
-    if item == _STRING:
-      self._skip_strings(count)
-    else:
-      self._skip(count * struct.calcsize(f"<{_SCALARS[item]}"))
+    self._skip_values(name, kind, 1)
     return None
 
   def cut_short(self) -> errors.CheckpointError:
@@ -133,6 +122,22 @@ class _Header:
     self.at += size
     if self.at > self._size:
       raise self.cut_short()
+
+  def _skip_values(
+    self, name: str, kind: int, count: int, depth: int = 0
+  ) -> None:
+    if kind == _STRING:
+      self._skip_strings(count)
+    elif kind in _SCALARS:
+      self._skip(count * struct.calcsize(f"<{_SCALARS[kind]}"))
+    elif kind == _ARRAY and depth < _MAX_DEPTH:
+      for _ in range(count):
+        self._skip_values(name, self.number("I"), self.number("Q"), depth + 1)
+    else:
+      rule = f"arrays must be nested at most {_MAX_DEPTH} deep"
+      if kind != _ARRAY:
+        rule = f"metadata must have a known type, got {kind}"
+      raise errors.fault(self._path, f"{name!r}: {rule}")
 
   def _skip_strings(self, count: int) -> None:
     unpack, data, at = struct.Struct("<Q").unpack_from, self._data, self.at

@@ -73,8 +73,10 @@ BAD = {
   "long_array": (with_value("a", ARRAY, pack("IQ", UINT32, 2**62)), ENDS),
   "long_string": (
     with_value("a", ARRAY, pack("IQQ", STRING, 2, 2**64 - 1) + bytes(9)), ENDS),
-  "nested": (with_value("a", ARRAY, pack("IQ", ARRAY, 0)),
-    "'a': metadata must have a known type, got 9"),
+  "nested": (with_value("a", ARRAY, pack("IQ", ARRAY, 1) * 99),
+    "'a': arrays must be nested at most 16 deep"),
+  "nested_type": (with_value("a", ARRAY, pack("IQIQ", ARRAY, 1, 99, 0)),
+    "'a': metadata must have a known type, got 99"),
   "value_type": (with_value("a", 99, b""), "known type, got 99"),
   "utf8": (with_value(b"\xff", UINT32, bytes(4)), "must be UTF-8"),
   "value_twice": (file_of([value("a", UINT32, bytes(4))] * 2),
@@ -145,6 +147,14 @@ class HeaderTest(Case):
     self.assertLess(len(head), 128)
     path = self.write(head + bytes(128 - len(head)) + DATA)
     tensors = gguf_files.open_file(path).tensors
+    self.assertEqual(tensors["a"].read().tolist(), [1, 2])
+
+  def test_arrays_may_be_nested(self):
+    pair = pack("IQ", STRING, 2) + string("a") + string("")
+    numbers = pack("IQ", INT16, 3) + bytes(6)
+    nested = pack("IQ", ARRAY, 2) + pair + pack("IQ", ARRAY, 2) + pair + numbers
+    good = with_value("a", ARRAY, nested, TWO)
+    tensors = gguf_files.open_file(self.write(good)).tensors
     self.assertEqual(tensors["a"].read().tolist(), [1, 2])
 
   def test_merged_files_may_count_0_parts(self):

@@ -393,15 +393,26 @@ class GgufTest(Case):
     for i, path in enumerate(paths):
       tensors = {f"t{i}": np.float32([i])}
       files.write_gguf(path, tensors, split_no=i, split_count=2)
-    found = jp.checkpoints.load(folder)
-    self.assertEqual(
-      {n: x.item() for n, x in found.items()}, {"t0": 0, "t1": 1}
-    )
-    with self.assertRaisesRegex(ERROR, "one of 2 files; pass a folder that"):
-      jp.checkpoints.load(paths[1])
-    paths[0].unlink()
-    with self.assertRaisesRegex(ERROR, "one of 2 files"):
+    for path in (folder, *paths):
+      found = jp.checkpoints.load(path)
+      self.assertEqual(
+        {n: x.item() for n, x in found.items()}, {"t0": 0, "t1": 1}
+      )
+    files.write_gguf(other := folder / "mmproj.gguf", {"v": np.float32([2])})
+    with self.assertRaisesRegex(
+      ERROR, "got mmproj.gguf, .*; pass the path of the"
+    ):
       jp.checkpoints.load(folder)
+    self.assertEqual([*jp.checkpoints.load(paths[0])], ["t0", "t1"])
+    self.assertEqual([*jp.checkpoints.load(other)], ["v"])
+    renamed = paths[0].rename(folder / "x.gguf")
+    with self.assertRaisesRegex(ERROR, "must be NAME-00001-of-00002.gguf and"):
+      jp.checkpoints.load(renamed)
+    renamed.unlink()
+    other.unlink()
+    for path in (folder, paths[1]):
+      with self.assertRaisesRegex(ERROR, f"{paths[0]}: it is one of 2 files"):
+        jp.checkpoints.load(path)
 
   def test_folder_with_both_kinds_has_the_rule_printed(self):
     folder = self.folder({"a": np.int8([1])})
