@@ -112,8 +112,8 @@ def open_all(paths: Sequence[pathlib.Path]) -> stored.StoredTensors:
   if count > 1 and count != len(paths):
     raise errors.fault(
       paths[0],
-      f"it is one of {count} files, whose names must be NAME-00001-of-{count:05d}"
-      f"{_GGUF} and so on; rename them",
+      f"it is one of {count} files, whose names must be"
+      f" NAME-00001-of-{count:05d}{_GGUF} and so on; rename them",
     )
   return found
 

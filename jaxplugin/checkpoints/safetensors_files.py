@@ -76,7 +76,8 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
     size = os.fstat(file.fileno()).st_size
     head = file.read(SIZE_BYTES)
     if len(head) < SIZE_BYTES:
-      raise errors.fault(path, f"a file has at least 8 bytes, got {len(head)}")
+      rule = f"it must have at least 8 bytes, got {size}; download it again"
+      raise errors.fault(path, rule)
     length = int.from_bytes(head, "little")
     limit = min(size - SIZE_BYTES, stored.MAX_JSON_BYTES)
     if length > limit:
@@ -265,9 +266,11 @@ def _require_no_holes(
       )
     end = span[1]
   if end != size:
-    remedy = "; the file is cut short: download it again" if end > size else ""
+    fault = "is cut short" if end > size else "has other bytes after them"
     raise errors.fault(
-      path, f"its tensors must end with the file, at {size}, got {end}{remedy}"
+      path,
+      f"its tensors must end with the file, at {size}, got {end}; the file"
+      f" {fault}: download it again",
     )
 
 

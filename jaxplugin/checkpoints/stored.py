@@ -148,7 +148,9 @@ class MappedFile:
     return self._bytes[begin : begin + size].view(dtype).reshape(shape)
 
 
-def parse_object(where: str, data: bytes | str) -> dict[str, Any]:
+def parse_object(
+  where: str, data: bytes | str, *, allow_nonfinite: bool = False
+) -> dict[str, Any]:
   """Returns a JSON object, whose names must be unique.
 
   Raises:
@@ -161,7 +163,7 @@ def parse_object(where: str, data: bytes | str) -> dict[str, Any]:
       f" commas, got {items}"
     )
   try:
-    result = strict_json.loads(data)
+    result = strict_json.loads(data, allow_nonfinite=allow_nonfinite)
   except ValueError as error:
     raise errors.CheckpointError(
       f"{where}: it must be JSON in UTF-8: {error}"
@@ -193,6 +195,9 @@ def _count_items(data: bytes | str) -> int:
 def read_object(path: pathlib.Path) -> dict[str, Any]:
   """Returns the JSON object of a file of at most `MAX_JSON_BYTES`.
 
+  It may have NaN and Infinity: transformers writes `"time_step_limit": [0.0,
+  Infinity]` into the config.json of models with Mamba 2.
+
   Raises:
     OSError: If the file cannot be read.
     CheckpointError: If it is longer, does not have a JSON object, or is not a
@@ -203,4 +208,5 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     if size > MAX_JSON_BYTES:
       rule = f"it must have at most {MAX_JSON_BYTES} bytes, got {size}"
       raise errors.fault(path, rule)
-    return parse_object(str(path), file.read(MAX_JSON_BYTES))
+    data = file.read(MAX_JSON_BYTES)
+    return parse_object(str(path), data, allow_nonfinite=True)

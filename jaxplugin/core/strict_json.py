@@ -11,8 +11,12 @@ from typing import Any, Final, NoReturn
 _MAX_DIGITS: Final = 20  # digits of 2^64
 
 
-def loads(data: bytes | str) -> Any:
+def loads(data: bytes | str, *, allow_nonfinite: bool = False) -> Any:
   """Returns the value of a JSON text in UTF-8.
+
+  Args:
+    data: the text.
+    allow_nonfinite: accepts NaN, Infinity and -Infinity, which Python writes.
 
   Raises:
     ValueError: If the text is not JSON (RFC 8259), which has neither NaN nor
@@ -25,7 +29,7 @@ def loads(data: bytes | str) -> Any:
     return json.loads(
       text,
       object_pairs_hook=_unique,
-      parse_constant=_refuse,
+      parse_constant=float if allow_nonfinite else _refuse,
       parse_float=_real,
       parse_int=_whole,
     )
