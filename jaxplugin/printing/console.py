@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # The width of reports that are not printed on a terminal.
 WIDTH: Final = 80
+# The least width of a column whose cells wrap, and of lines of text.
+_LEAST_WIDTH: Final = 10
+_GAP: Final = 2  # columns between two cells
 
 # A text, or a text with its style: "green", "dim", "bold red".
 Cell = str | tuple[str, str]
@@ -46,22 +49,29 @@ def table(
   from rich import table as rich_table
   from rich import text
 
-  made = rich_table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-  if indent:
-    made.add_column(" " * (indent - 2), no_wrap=True)
-  for title in header:
-    made.add_column(
-      title,
-      justify="right" if title in figures else "left",
-      no_wrap=title not in names,
-      overflow="fold",
-    )
-  for row in rows:
-    cells = [
+  lines = [
+    [
       text.Text(cell) if isinstance(cell, str) else text.Text(*cell)
       for cell in row
     ]
-    made.add_row(*([text.Text()] if indent else []), *cells)
+    for row in [header, *rows]
+  ]
+  made = rich_table.Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+  if indent:
+    made.add_column(min_width=indent - _GAP)
+  for title, *cells in zip(*lines, strict=True):
+    is_name = title.plain in names
+    made.add_column(
+      title,
+      justify="right" if title.plain in figures else "left",
+      no_wrap=not is_name,
+      overflow="fold",
+      min_width=_LEAST_WIDTH
+      if is_name
+      else max(cell.cell_len for cell in (title, *cells)),
+    )
+  for line in lines[1:]:
+    made.add_row(*([text.Text()] if indent else []), *line)
   return made
 
 
@@ -87,18 +97,20 @@ def show(parts: Iterable[Part], stream: IO[str] | None = None) -> None:
 
   The environment variable COLUMNS sets another width. Continuation lines are
   indented by four more columns. A word that is longer than a line, such as a
-  path, is not broken. Tables have colors on a terminal unless NO_COLOR is set.
+  path, is not broken, and a table is wider than a terminal that is too narrow
+  for its cells. Tables have colors on a terminal unless NO_COLOR is set.
 
   Args:
     parts: the report.
     stream: a file; standard output by default.
   """
   stream = sys.stdout if stream is None else stream
-  is_wide = stream.isatty() or "COLUMNS" in os.environ
+  is_wide = stream.isatty() or os.environ.get("COLUMNS", "0") != "0"
   console = _console(stream, None if is_wide else WIDTH)
+  width = console.width
   for part in parts:
     if isinstance(part, str):
-      lines = _wrapped(part, console.width)
+      lines = _wrapped(part, width)
     else:
       lines = _lines(part, console)
     print("\n".join(lines), file=stream)
@@ -119,6 +131,8 @@ def _console(stream: IO[str], width: int | None) -> Any:
 
 
 def _lines(part: rich_table.Table, console: Any) -> list[str]:
+  least = sum((column.min_width or 0) + _GAP for column in part.columns) - _GAP
+  console.width = max(console.width, least)
   with console.capture() as captured:
     console.print(part)
   return [line.rstrip() for line in captured.get().splitlines()]

@@ -72,3 +72,15 @@ class ShowTest(absltest.TestCase):
     path = "/a-b" * 30
     self.assertIn(path, shown(f"error: {path}", stream=io.StringIO()))
     self.assertEqual(shown("a  b ", stream=io.StringIO()), "a  b \n")
+
+  def test_cells_of_a_narrow_terminal_stay_whole(self):
+    wide = shown(TABLE, stream=io.StringIO()).split()[3:]
+    for columns in ("1", "9", "20"):
+      text = shown(TABLE, stream=io.StringIO(), COLUMNS=columns)
+      self.assertRegex(text, r"name +k  backend\n\S+ +4096  cpu\n")
+      self.assertEqual(sorted("".join(text.split()[3:])), sorted("".join(wide)))
+
+  def test_no_columns_are_an_unknown_width(self):
+    line = "word " * 30
+    text = shown(line, stream=io.StringIO(), COLUMNS="0")
+    self.assertBetween(max(map(len, text.splitlines())), 76, 80)
