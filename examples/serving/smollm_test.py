@@ -94,12 +94,17 @@ def peak_bytes(small, large):
   return result
 
 
-class LoadTest(absltest.TestCase):
+class PathTestCase(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    self.path = pathlib.Path(folder) / "model.gguf"
+
+
+class LoadTest(PathTestCase):
   def test_weights_are_those_of_the_file(self):
-    with tempfile.TemporaryDirectory() as folder:
-      path = pathlib.Path(folder) / "model.gguf"
-      numbers = write(path)
-      checkpoint = smollm.load(path)
+    numbers = write(self.path)
+    checkpoint = smollm.load(self.path)
     config, params = checkpoint.config, checkpoint.params
     self.assertEqual(
       (config.layers, config.heads, config.groups, config.head_size),
@@ -135,91 +140,69 @@ class LoadTest(absltest.TestCase):
     )
 
   def test_the_tokenizer_is_that_of_the_file(self):
-    with tempfile.TemporaryDirectory() as folder:
-      path = pathlib.Path(folder) / "model.gguf"
-      write(path)
-      checkpoint = smollm.load(path)
+    write(self.path)
+    checkpoint = smollm.load(self.path)
     tokens = checkpoint.tokenizer.encode("<|im_start|>aab b\né<|im_end|>").ids
     self.assertEqual(tokens, [0, 2, 4, 5, 3, 6, 7, 8, 1])
     self.assertEqual(checkpoint.decode([4, 5, 3, 1, 2]), "ab b")
 
   def test_reading_takes_little_more_memory_than_the_file(self):
-    with tempfile.TemporaryDirectory() as folder:
-      small, large = (pathlib.Path(folder) / x for x in ("a.gguf", "b.gguf"))
-      write(small)
-      write(large, layers=6, width=1024, hidden=4096)
-      size = large.stat().st_size
-      with multiprocessing.get_context("spawn").Pool(1) as pool:
-        before, after = pool.apply(peak_bytes, (small, large))
+    small, large = self.path, self.path.with_name("large.gguf")
+    write(small)
+    write(large, layers=6, width=1024, hidden=4096)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+      before, after = pool.apply(peak_bytes, (small, large))
+    size = large.stat().st_size
     self.assertLess(after - before, MAX_MEMORY * size)
     self.assertGreater(after - before, 0.5 * size)
 
-  def test_another_model_is_refused(self):
-    with tempfile.TemporaryDirectory() as folder:
-      path = pathlib.Path(folder) / "model.gguf"
-      write(path, others=("rope_freqs.weight", "blk.0.attn_q.bias"))
-      with self.assertRaisesRegex(
-        ValueError, "got .*blk.0.attn_q.bias, rope_freqs.weight"
-      ):
-        smollm.load(path)
-      write(path, value="Q8_0")
-      with self.assertRaisesRegex(
-        ValueError, "several types .* attn_q, attn_k"
-      ):
-        smollm.load(path)
-      write(path, arch="qwen2")
-      with self.assertRaisesRegex(ValueError, "got .*architecture 'qwen2'"):
-        smollm.load(path)
-
-  def test_a_file_without_a_needed_part_is_refused(self):
-    with tempfile.TemporaryDirectory() as folder:
-      path = pathlib.Path(folder) / "model.gguf"
-      for options, message in (
-        ({"words": ()}, r"with no key tokenizer\.ggml\.tokens\. Read"),
-        ({"words": ["end", *WORDS[2:], "c", "d"]}, "with no such token"),
-        ({"has_last_norm": False}, r"with no tensors output_norm\.weight"),
-      ):
-        write(path, **options)
-        with self.assertRaisesRegex(ValueError, message):
-          smollm.load(path)
+  def test_other_models_and_missing_parts_are_refused(self):
+    others = ("rope_freqs.weight", "blk.0.attn_q.bias")
+    for options, message in (
+      ({"others": others}, "got .*blk.0.attn_q.bias, rope_freqs.weight"),
+      ({"value": "Q8_0"}, "several types .* attn_q, attn_k"),
+      ({"arch": "qwen2"}, "got .*architecture 'qwen2'"),
+      ({"words": ()}, r"with no key tokenizer\.ggml\.tokens\. Read"),
+      ({"words": ["end", *WORDS[2:], "c", "d"]}, "with no such token"),
+      ({"has_last_norm": False}, r"with no tensors output_norm\.weight"),
+    ):
+      write(self.path, **options)
+      with self.assertRaisesRegex(ValueError, message):
+        smollm.load(self.path)
 
 
-class MetadataTest(absltest.TestCase):
+class MetadataTest(PathTestCase):
   def test_all_types_are_read(self):
-    with tempfile.TemporaryDirectory() as folder:
-      path = pathlib.Path(folder) / "model.gguf"
-      writer = gguf.GGUFWriter(path, "llama")
-      values = {
-        "uint8": 200,
-        "int8": -100,
-        "uint16": 60000,
-        "int16": -30000,
-        "uint32": 4_000_000_000,
-        "int32": -2_000_000_000,
-        "uint64": 2**63 + 1,
-        "int64": -(2**62),
-        "float32": 0.5,
-        "float64": 0.1,
-        "bool": True,
-        "string": "é",
-      }
-      for name, value in values.items():
-        getattr(writer, f"add_{name}")(name, value)
-      arrays = {"strings": ["a", "", "é"], "numbers": [1, -2], "x": [0.5]}
-      for name, value in arrays.items():
-        writer.add_array(name, value)
-      writer.write_header_to_file()
-      writer.write_kv_data_to_file()
-      writer.close()
-      fields = gguf_metadata.read(path)
+    writer = gguf.GGUFWriter(self.path, "llama")
+    values = {
+      "uint8": 200,
+      "int8": -100,
+      "uint16": 60000,
+      "int16": -30000,
+      "uint32": 4_000_000_000,
+      "int32": -2_000_000_000,
+      "uint64": 2**63 + 1,
+      "int64": -(2**62),
+      "float32": 0.5,
+      "float64": 0.1,
+      "bool": True,
+      "string": "é",
+    }
+    for name, value in values.items():
+      getattr(writer, f"add_{name}")(name, value)
+    arrays = {"strings": ["a", "", "é"], "numbers": [1, -2], "x": [0.5]}
+    for name, value in arrays.items():
+      writer.add_array(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    fields = gguf_metadata.read(self.path)
     for name, value in values.items():
       self.assertEqual(fields[name], value)
     for name, value in arrays.items():
       self.assertEqual(list(fields[name]), value)
 
   def test_another_file_is_refused(self):
-    with tempfile.TemporaryDirectory() as folder:
-      path = pathlib.Path(folder) / "model.gguf"
-      path.write_bytes(b"GGML1234")
-      with self.assertRaisesRegex(ValueError, "GGUF file, got .*b'GGML'"):
-        gguf_metadata.read(path)
+    self.path.write_bytes(b"GGML1234")
+    with self.assertRaisesRegex(ValueError, "GGUF file, got .*b'GGML'"):
+      gguf_metadata.read(self.path)
