@@ -224,38 +224,31 @@ class DotGeneralTest(WithinTestCase):
     good = jp.dot_general(jp.MXFP8, jp.MXFP8)
     f32 = jnp.zeros((4, 8))
     dot = jp.dot_general
-    type_errors = {
-      "lhs_format must be a BlockFormat.*nvfp4.*got 8": lambda: dot(8, "mxfp8"),
-      r"lhs_format must be .*got float32\[4, 8\]; dot_general returns": (
+    for error, pattern, call in (
+      (TypeError, "lhs_format must be a BlockFormat.*nvfp4.*got 8",
+        lambda: dot(8, "mxfp8")),
+      (TypeError, r"lhs_format must be .*got float32\[4, 8\]; dot_general retu",
         lambda: dot(f32, f32.T)),
-      r"rhs_format must be .*got ScaledArray.*jaxplugin\.block_scaled_dot": (
+      (TypeError, r"rhs_format must be .*ScaledArray.*jaxplugin\.block_scaled_",
         lambda: dot("mxfp8", jp.quantize(f32, "mxfp8", pad=True))),
-      "lhs_format or rhs_format.*None": lambda: dot(None, None),
-      r"rhs must be float32.*int32\[8, 2\]": (
+      (TypeError, "lhs_format or rhs_format.*None", lambda: dot(None, None)),
+      (TypeError, r"rhs must be float32.*int32\[8, 2\]",
         lambda: good(f32, jnp.zeros((8, 2), jnp.int32), numbers)),
-      "contracting sizes must agree.* 8 .* 9 ": (
+      (TypeError, "contracting sizes must agree.* 8 .* 9 ",
         lambda: good(f32, jnp.zeros((9, 2)), numbers)),
-      "^dot_general: dimension_numbers must be .* got 'mk'": (
+      (TypeError, "^dot_general: dimension_numbers must be .* got 'mk'",
         lambda: good(f32, f32.T, "mk")),
-    }  # fmt: skip
-    value_errors = {
-      "dot_general: grad_format: .*'mxfp7'.*mxfp8, .*nvfp4": (
-        lambda: dot("mxfp8", "mxfp8", grad_format="mxfp7")
-      ),
-      "scale_rounding.*'down'": (
-        lambda: dot("mxfp8", "mxfp8", scale_rounding="down")
-      ),
-      "^dot_general: implementation.*'cuda'": (
-        lambda: dot("mxfp8", "mxfp8", implementation="cuda")
-      ),
-      "^dot_general: precision must be .* got 'higest'": (
-        lambda: good(f32, f32.T, numbers, precision="higest")
-      ),
-    }
-    for error, rows in ((TypeError, type_errors), (ValueError, value_errors)):
-      for pattern, call in rows.items():
-        with self.subTest(pattern), self.assertRaisesRegex(error, pattern):
-          call()
+      (ValueError, "dot_general: grad_format: .*'mxfp7'.*mxfp8, .*nvfp4",
+        lambda: dot("mxfp8", "mxfp8", grad_format="mxfp7")),
+      (ValueError, "scale_rounding.*'down'",
+        lambda: dot("mxfp8", "mxfp8", scale_rounding="down")),
+      (ValueError, "^dot_general: implementation.*'cuda'",
+        lambda: dot("mxfp8", "mxfp8", implementation="cuda")),
+      (ValueError, "^dot_general: precision must be .* got 'higest'",
+        lambda: good(f32, f32.T, numbers, precision="higest")),
+    ):  # fmt: skip
+      with self.subTest(pattern), self.assertRaisesRegex(error, pattern):
+        call()
 
   def test_default_dtype_is_that_of_lax(self):
     numbers = (((1,), (0,)), ((), ()))
@@ -562,57 +555,43 @@ class BitwiseTest(parameterized.TestCase):
       np.testing.assert_array_equal(one, both[i])
 
 
+MXFP8 = (jp.MXFP8, jp.MXFP8)
+BOTH_GRADIENTS = functools.partial(jax.grad, argnums=(0, 1))
+
+
 class CountTest(parameterized.TestCase):
   """How often what is quantized, once what is not used is dropped."""
-
-  def count(self, function, *args):
-    found = primitives(function, *args)
-    return tuple(
-      found[name] for name in ("block_quantize 1", "block_quantize 2")
-    )
-
-  def loss(self, *formats, **kwargs):
-    function = jp.dot_general(*formats, **kwargs)
-    return lambda x, w: jnp.sin(function(x, w, MATMUL)).sum()
 
   @parameterized.parameters(
     # lhs and incoming gradient along both, weights in each pass by themselves,
     # as no copy of them is kept.
-    ((jp.MXFP8, jp.NVFP4), {}, (2, 2)),
+    (BOTH_GRADIENTS, (jp.MXFP8, jp.NVFP4), {}, (2, 2)),
     # A plain operand is not quantized.
-    ((None, jp.MXFP8), {}, (2, 1)),
-    ((jp.MXFP8, None), {}, (0, 2)),
+    (BOTH_GRADIENTS, (None, jp.MXFP8), {}, (2, 1)),
+    (BOTH_GRADIENTS, (jp.MXFP8, None), {}, (0, 2)),
     # w forward only, and g for the other product only.
-    ((jp.MXFP8, jp.MXFP8), {"quantize_dgrad": False}, (2, 1)),
-    ((jp.MXFP8, jp.MXFP8), {"quantize_wgrad": False}, (4, 0)),
-    (
-      (jp.MXFP8, jp.MXFP8),
-      {"quantize_dgrad": False, "quantize_wgrad": False},
-      (2, 0),
-    ),
-  )
-  def test_each_is_quantized_once_along_all_it_is_needed(
-    self, formats, kwargs, expected
-  ):
-    grad = jax.grad(self.loss(*formats, **kwargs), argnums=(0, 1))
-    self.assertEqual(self.count(grad, X, W), expected)
-
-  def test_forward_quantizes_along_one_dimension(self):
-    self.assertEqual(self.count(self.loss(jp.MXFP8, jp.MXFP8), X, W), (2, 0))
-
-  def test_gradient_of_one_operand_quantizes_only_for_it(self):
-    loss = self.loss(jp.MXFP8, jp.MXFP8)
+    (BOTH_GRADIENTS, MXFP8, {"quantize_dgrad": False}, (2, 1)),
+    (BOTH_GRADIENTS, MXFP8, {"quantize_wgrad": False}, (4, 0)),
+    (BOTH_GRADIENTS, MXFP8,
+      {"quantize_dgrad": False, "quantize_wgrad": False}, (2, 0)),
+    # Forward, along one dimension.
+    (lambda loss: loss, MXFP8, {}, (2, 0)),
     # x (forward), g (backward), and w in each pass; w, g, and x along both.
-    for argnums, expected in ((0, (4, 0)), (1, (2, 1))):
-      grad = jax.grad(loss, argnums=argnums)
-      self.assertEqual(self.count(grad, X, W), expected)
-
-  def test_remat_quantizes_forward_once_and_again_backward(self):
-    loss = self.loss(jp.MXFP8, jp.MXFP8)
-    grad = jax.value_and_grad(jax.checkpoint(loss), argnums=(0, 1))
+    (lambda loss: jax.grad(loss, 0), MXFP8, {}, (4, 0)),
+    (lambda loss: jax.grad(loss, 1), MXFP8, {}, (2, 1)),
     # Forward x and w along one each. Backward that is done again, for the
     # argument of sin, x along both, w for the other product, and g.
-    self.assertEqual(self.count(grad, X, W), (4, 2))
+    (lambda loss: jax.value_and_grad(jax.checkpoint(loss), (0, 1)), MXFP8, {},
+      (4, 2)),
+  )  # fmt: skip
+  def test_each_is_quantized_once_along_all_it_is_needed(
+    self, transform, formats, kwargs, expected
+  ):
+    function = jp.dot_general(*formats, **kwargs)
+    loss = lambda x, w: jnp.sin(function(x, w, MATMUL)).sum()
+    found = primitives(transform(loss), X, W)
+    counts = [found[f"block_quantize {axes}"] for axes in (1, 2)]
+    self.assertEqual(tuple(counts), expected)
 
 
 class KeptTest(parameterized.TestCase):

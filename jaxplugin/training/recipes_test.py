@@ -171,56 +171,38 @@ OWN_FORMAT = jp.BlockFormat(
   scale_dtype=jp.MXFP8.scale_dtype,
   block_size=24,
 )
-# By recipe and error: words of the message, and the fields that are wrong.
-BAD_FIELDS = {
-  ("NVFP4", TypeError): {
-    "activation_format.* 8": {"activation_format": 8},
-    "grad_scale_up .*True.* 1": {"grad_scale_up": 1},
-  },
-  ("NVFP4", ValueError): {
-    "grad_format.*fp3.*mxfp8": {"grad_format": "fp3"},
-    "grad_scale_up .*got grad_format=None": {
-      "grad_scale_up": True,
-      "grad_format": None,
-      "stochastic_rounding": False,
-    },
-    "weight_2d .*weight_format is None": {"weight_format": None},
-    "with weight_2d.*_hadamard=16": {"dgrad_hadamard": 16},
-    'scale_rounding must be "up" .*E8M0.* for nvfp4, .*leave scale_rounding': {
-      "scale_rounding": "floor"
-    },
-  },
-  ("MXFP8", TypeError): {
-    "activation_format or weight_format.*None for both": {
-      "activation_format": None,
-      "weight_format": None,
-    },
-    "weight_2d .*True.* 16": {"weight_2d": 16},
-    "wgrad_hadamard.* 16.0": {"wgrad_hadamard": 16.0},
-    "wgrad_hadamard.* True": {"wgrad_hadamard": True},
-  },
-  ("MXFP8", ValueError): {
-    "scale_.*'down'": {"scale_rounding": "down"},
-    "dgrad_.*from 2 to 256.*24": {"dgrad_hadamard": 24},
-    "wgrad_.* 256, got 512": {"wgrad_hadamard": 512},
-    "wgrad_hadamard .*got 16 and own with blocks of 24": {
-      "activation_format": OWN_FORMAT,
-      "wgrad_hadamard": 16,
-    },
-    "stochastic_rounding .*grad_format is None": {
-      "grad_format": None,
-      "stochastic_rounding": True,
-    },
-    "grad_scale_up .*got grad_format=mxfp8; .*scale_rounding": {
-      "grad_scale_up": True
-    },
-    "backward_from_quantized .*quantize_forward is False": {
-      "backward_from_quantized": True,
-      "quantize_forward": False,
-    },
-  },
-  ("MXFP4", ValueError): {"four_.*got mxfp4": {"four_over_six": True}},
-}
+
+# A recipe, the fields that are wrong, the error and words of its message.
+BAD_FIELDS = (
+  ("NVFP4", {"activation_format": 8}, TypeError, "activation_format.* 8"),
+  ("NVFP4", {"grad_scale_up": 1}, TypeError, "grad_scale_up .*True.* 1"),
+  ("NVFP4", {"grad_format": "fp3"}, ValueError, "grad_format.*fp3.*mxfp8"),
+  ("NVFP4",
+    {"grad_scale_up": True, "grad_format": None, "stochastic_rounding": False},
+    ValueError, "grad_scale_up .*got grad_format=None"),
+  ("NVFP4", {"weight_format": None}, ValueError,
+    "weight_2d .*weight_format is None"),
+  ("NVFP4", {"dgrad_hadamard": 16}, ValueError, "with weight_2d.*_hadamard=16"),
+  ("NVFP4", {"scale_rounding": "floor"}, ValueError,
+    'scale_rounding must be "up" .*E8M0.* for nvfp4, .*leave scale_rounding'),
+  ("MXFP8", {"activation_format": None, "weight_format": None}, TypeError,
+    "activation_format or weight_format.*None for both"),
+  ("MXFP8", {"weight_2d": 16}, TypeError, "weight_2d .*True.* 16"),
+  ("MXFP8", {"wgrad_hadamard": 16.0}, TypeError, "wgrad_hadamard.* 16.0"),
+  ("MXFP8", {"wgrad_hadamard": True}, TypeError, "wgrad_hadamard.* True"),
+  ("MXFP8", {"scale_rounding": "down"}, ValueError, "scale_.*'down'"),
+  ("MXFP8", {"dgrad_hadamard": 24}, ValueError, "dgrad_.*from 2 to 256.*24"),
+  ("MXFP8", {"wgrad_hadamard": 512}, ValueError, "wgrad_.* 256, got 512"),
+  ("MXFP8", {"activation_format": OWN_FORMAT, "wgrad_hadamard": 16}, ValueError,
+    "wgrad_hadamard .*got 16 and own with blocks of 24"),
+  ("MXFP8", {"grad_format": None, "stochastic_rounding": True}, ValueError,
+    "stochastic_rounding .*grad_format is None"),
+  ("MXFP8", {"grad_scale_up": True}, ValueError,
+    "grad_scale_up .*got grad_format=mxfp8; .*scale_rounding"),
+  ("MXFP8", {"backward_from_quantized": True, "quantize_forward": False},
+    ValueError, "backward_from_quantized .*quantize_forward is False"),
+  ("MXFP4", {"four_over_six": True}, ValueError, "four_.*got mxfp4"),
+)  # fmt: skip
 
 
 class ArgumentsTest(absltest.TestCase):
@@ -246,13 +228,12 @@ class ArgumentsTest(absltest.TestCase):
     self.assertEqual(by_name, training.MXFP8_RECIPE)
 
   def test_bad_fields_are_refused_with_values(self):
-    for (name, error), rows in BAD_FIELDS.items():
-      for pattern, fields in rows.items():
-        with (
-          self.subTest(pattern),
-          self.assertRaisesRegex(error, f"Recipe: .*{pattern}"),
-        ):
-          changed(getattr(training, f"{name}_RECIPE"), **fields)
+    for name, fields, error, pattern in BAD_FIELDS:
+      with (
+        self.subTest(pattern),
+        self.assertRaisesRegex(error, f"Recipe: .*{pattern}"),
+      ):
+        changed(getattr(training, f"{name}_RECIPE"), **fields)
 
   def test_a_name_is_a_format_everywhere_and_no_named_recipe(self):
     w = jnp.ones((64, 64))
@@ -282,40 +263,31 @@ class ArgumentsTest(absltest.TestCase):
     recipe = training.MXFP8_RECIPE
     make = jp.dot_general
     plain = changed(recipe, activation_format=None)
-    type_errors = {
-      "recipe must be .*got 8": lambda: make(recipe=8),
-      "weight must be given": lambda: make(recipe=recipe),
-      "got lhs_format=mxfp8, scale_rounding='up'; change": lambda: make(
-        jp.MXFP8, recipe=recipe, weight="rhs", scale_rounding="up"
-      ),
-      "no lhs_format and no rhs_format": lambda: make(),
-      "no rhs_format": lambda: make(jp.MXFP8),
-      "without a recipe, got weight='rhs'": lambda: make(
-        jp.MXFP8, jp.MXFP8, weight="rhs"
-      ),
-      "weight=None .*activation_format is None": lambda: make(
-        recipe=plain, weight=None
-      ),
-      "key must be one jax.random key, got 7": lambda: make(
-        recipe=recipe, weight="rhs"
-      )(X, W, MATMUL, key=7),
-    }
-    value_errors = {
-      'weight must be "lhs", "rhs" or None, got 1': lambda: make(
-        recipe=recipe, weight=1
-      ),
-      "scale_rounding .*'floor' for nvfp4,.*leave": lambda: make(
-        jp.NVFP4, jp.NVFP4, scale_rounding="floor"
-      ),
-    }
-    for error, rows in ((TypeError, type_errors), (ValueError, value_errors)):
-      for pattern, call in rows.items():
-        with (
-          self.subTest(pattern),
-          self.assertRaisesRegex(error, f"dot_general: .*{pattern}"),
-        ):
-          call()
-    make(jp.NVFP4, jp.NVFP4, grad_format=jp.MXFP8, scale_rounding="floor")
+    floor = {"scale_rounding": "floor"}
+    for error, pattern, call in (
+      (TypeError, "recipe must be .*got 8", lambda: make(recipe=8)),
+      (TypeError, "weight must be given", lambda: make(recipe=recipe)),
+      (TypeError, "got lhs_format=mxfp8, scale_rounding='floor'; change",
+        lambda: make(jp.MXFP8, recipe=recipe, weight="rhs", **floor)),
+      (TypeError, "no lhs_format and no rhs_format", lambda: make()),
+      (TypeError, "no rhs_format", lambda: make(jp.MXFP8)),
+      (TypeError, "without a recipe, got weight='rhs'",
+        lambda: make(jp.MXFP8, jp.MXFP8, weight="rhs")),
+      (TypeError, "weight=None .*activation_format is None",
+        lambda: make(recipe=plain, weight=None)),
+      (TypeError, "key must be one jax.random key, got 7",
+        lambda: make(recipe=recipe, weight="rhs")(X, W, MATMUL, key=7)),
+      (ValueError, 'weight must be "lhs", "rhs" or None, got 1',
+        lambda: make(recipe=recipe, weight=1)),
+      (ValueError, "scale_rounding .*'floor' for nvfp4,.*leave",
+        lambda: make(jp.NVFP4, jp.NVFP4, **floor)),
+    ):  # fmt: skip
+      with (
+        self.subTest(pattern),
+        self.assertRaisesRegex(error, f"dot_general: .*{pattern}"),
+      ):
+        call()
+    make(jp.NVFP4, jp.NVFP4, grad_format=jp.MXFP8, **floor)
 
   def test_missing_key_is_an_error_where_a_gradient_is_rounded(self):
     function = jp.dot_general(recipe=training.NVFP4_RECIPE, weight="rhs")
