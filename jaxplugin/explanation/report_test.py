@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import sys
 from unittest import mock
 
@@ -249,22 +250,24 @@ class ModelTest(parameterized.TestCase):
 class QuantizationTest(parameterized.TestCase):
   """The report names the backend that lowering chooses."""
 
-  def lowered(self, function, *args, target):
-    """Returns the kernels that the lowered module calls."""
+  def lowered(self, function, x, target):
+    """Returns the backends whose kernels the lowered module calls."""
     with (
       jp.use_target(target),
       mock.patch.object(triton_library, "call", call),
       mock.patch.object(cpu_library, "register"),
     ):
-      traced = jax.jit(function).trace(*args)
+      traced = jax.jit(function).trace(x)
       text = traced.lower(lowering_platforms=(target.platform,)).as_text()
-    names = {
-      "cpu": ("jaxplugin_quantize", "jaxplugin_dequantize"),
-      "triton": (KERNEL,),
-    }
-    return {
-      name for name, all_ in names.items() if any(n in text for n in all_)
-    }
+    patterns = {"cpu": "jaxplugin_(de)?quantize", "triton": KERNEL}
+    return {name for name, p in patterns.items() if re.search(p, text)}
+
+  def told(self, function, x, target):
+    """Returns the report's line, after checking it with the lowered module."""
+    (told,) = quantizations(function, x, target=target)
+    names = set(told.implementation.split(" and ")) - {"xla"}
+    self.assertEqual(self.lowered(function, x, target), names)
+    return told
 
   @parameterized.product(
     target=(CPU, jp.named_target("cpu"), H200, jp.named_target("mi355x")),
@@ -274,25 +277,28 @@ class QuantizationTest(parameterized.TestCase):
   @pytest.mark.sample(1)
   def test_what_is_told_is_what_is_lowered(self, target, format, axis):
     quantize = functools.partial(jp.quantize, format=format, axis=axis)
-    (told,) = quantizations(quantize, X, target=target)
+    told = self.told(quantize, X, target)
     self.assertEqual(told.operation, "quantize")
     self.assertIn(f"float32[32, 64] to {format}", told.description)
-    lowered = self.lowered(quantize, X, target=target)
-    self.assertEqual(lowered, {told.implementation} - {"xla"})
     self.assertEqual(told.reason != "", told.implementation == "xla")
 
-  @parameterized.parameters((CPU, "cpu"), (H200, "xla"))
-  def test_dequantize_is_told(self, target, expected):
-    x = jp.quantize(X, jp.NVFP4)
-    (told,) = quantizations(jp.dequantize, x, target=target)
-    self.assertEqual(
-      (told.operation, told.implementation), ("dequantize", expected)
+  @parameterized.parameters(
+    (jp.dequantize, CPU, "cpu", "^$"),
+    (jp.dequantize, H200, "xla", "XLA fuses"),
+    (jp.quantize_both, H200, "triton", "^$"),
+    (jp.quantize_both, CPU, "cpu and xla",
+      "a kernel per blocking.*slower for FP8 along another axis"),
+  )  # fmt: skip
+  def test_other_operations_are_told(self, operation, target, names, reason):
+    function, x = operation, jp.quantize(X, jp.NVFP4)
+    if operation is jp.quantize_both:
+      function, x = functools.partial(operation, format=jp.MXFP8), X
+    told = self.told(function, x, target)
+    self.assertEqual(told.operation, operation.__name__)
+    self.assertCountEqual(
+      told.implementation.split(" and "), names.split(" and ")
     )
-    self.assertEqual(
-      self.lowered(jp.dequantize, x, target=target), {expected} - {"xla"}
-    )
-    if expected == "xla":
-      self.assertIn("XLA fuses", told.reason)
+    self.assertRegex(told.reason, reason)
 
   @parameterized.parameters("uint4_128", "uint4_32_min")
   def test_dequantize_with_an_offset_is_listed(self, format):
@@ -303,7 +309,7 @@ class QuantizationTest(parameterized.TestCase):
       (lambda x: (jp.dequantize(x[0]), jp.dequantize(x))[0], (32, 128)),
     ):
       for target in (CPU, H200):
-        (found,) = quantizations(function, x, target=target)
+        found = self.told(function, x, target)
         self.assertEqual(found.operation, "dequantize")
         sizes = ", ".join(map(str, shape))
         self.assertEqual(found.description, f"{format} to float32[{sizes}]")
@@ -313,24 +319,6 @@ class QuantizationTest(parameterized.TestCase):
         parts = sum(y.nbytes for y in (x.values, x.scale, x.offset))
         num_bytes = 4 * count + parts * count // x.size
         self.assertEqual(found.estimate.num_bytes, num_bytes)
-        self.assertEqual(self.lowered(function, x, target=target), set())
-
-  @parameterized.parameters((H200, "triton"), (CPU, "cpu and xla"))
-  def test_both_axes_are_told(self, target, expected):
-    function = lambda x: jp.quantize_both(x, jp.MXFP8)
-    (told,) = quantizations(function, X, target=target)
-    self.assertEqual(told.operation, "quantize_both")
-    self.assertCountEqual(
-      told.implementation.split(" and "), expected.split(" and ")
-    )
-    self.assertEqual(
-      self.lowered(function, X, target=target),
-      set(expected.split(" and ")) - {"xla"},
-    )
-    if target is CPU:
-      self.assertRegex(
-        told.reason, "a kernel per blocking.*slower for FP8 along another axis"
-      )
 
   def test_gpu_that_jax_triton_does_not_lower_for_is_told(self):
     quantize = functools.partial(jp.quantize, format=jp.MXFP8)
@@ -338,12 +326,11 @@ class QuantizationTest(parameterized.TestCase):
     self.addCleanup(triton_library._import_error.cache_clear)
     w, experts = (jp.quantize(x, jp.MXFP8) for x in (X, X[None]))
     with mock.patch.dict(sys.modules, {"jax_triton": None}):
-      (told,) = quantizations(quantize, X, target=H200)
+      told = self.told(quantize, X, H200)
       dots = [
         *jp.explain(jp.block_scaled_dot, w, w, target=H200),
         *jp.explain(jp.ragged_dot, X, experts, jnp.array([32]), target=H200),
       ]
-      self.assertEqual(self.lowered(quantize, X, target=H200), set())
     self.assertEqual(told.implementation, "xla")
     self.assertRegex(told.reason, "needs jax-triton, which cannot be imported")
     for dot in dots:
@@ -381,10 +368,8 @@ class QuantizationTest(parameterized.TestCase):
       self.assertIn(shape, told.description)
       # A device's part is lowered later, when the partitioner calls back.
       is_lowered = expected == "cpu" and function is local
-      self.assertEqual(
-        self.lowered(function, given, target=CPU),
-        {"cpu"} if is_lowered else set(),
-      )
+      lowered = self.lowered(function, given, CPU)
+      self.assertEqual(lowered, {"cpu"} if is_lowered else set())
     self.assertIn("draws random bits of a threefry2x32 key", told.reason)
     (decision,) = told.decisions
     self.assertEqual(decision.implementation, "xla")
