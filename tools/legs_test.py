@@ -65,37 +65,31 @@ class SampledTest(absltest.TestCase):
         self.assertLen(set(sample), count)
 
 
+FULL, LAB, SMOKE = Mark("full"), Mark("lab"), Mark("smoke")
+TWO = Mark("sample", (2,))
+# Items, a leg and its tests.
+LEGS = (
+  ([Item("a", (FULL,)), Item("b", (LAB,)), Item("c")], "all", ["a", "b", "c"]),
+  ([Item("a", (FULL,)), Item("b", (LAB,)), Item("c")], "test", ["c"]),
+  ([Item("a", (FULL, LAB)), Item("b", (LAB,)), Item("c")], "lab", ["b"]),
+  ([Item("a", (SMOKE,)), Item("b"), *rows(9, SMOKE, TWO),
+    *rows(9, SMOKE, FULL)], "check", ["a", "row0", "row8"]),
+  # A sample is of one test of one class.
+  (rows(9, TWO) + rows(9, TWO, parent=Class("a_test.py::Other")), "test",
+    ["row0", "row8"] * 2),
+  # A class is sampled: its two tests have a sample each.
+  (rows(5, TWO) + rows(5, TWO), "test", ["row0", "row4"] * 2),
+)  # fmt: skip
+
+
 class LegsTest(absltest.TestCase):
-  def test_all_is_every_test(self):
-    items = [Item("a", (Mark("full"),)), Item("b", (Mark("lab"),)), Item("c")]
-    self.assertEqual(names(items, "all"), ["a", "b", "c"])
-
-  def test_test_leaves_out_full_and_lab(self):
-    items = [Item("a", (Mark("full"),)), Item("b", (Mark("lab"),)), Item("c")]
-    self.assertEqual(names(items), ["c"])
-
-  def test_lab_leaves_out_full(self):
-    items = [Item("a", (Mark("full"), Mark("lab"))), Item("b", (Mark("lab"),))]
-    self.assertEqual(names([*items, Item("c")], "lab"), ["b"])
-
-  def test_check_is_smoke(self):
-    items = [Item("a", (Mark("smoke"),)), Item("b")]
-    items += rows(9, Mark("smoke"), Mark("sample", (2,)))
-    items += rows(9, Mark("smoke"), Mark("full"))
-    self.assertEqual(names(items, "check"), ["a", "row0", "row8"])
-
-  def test_sample_is_of_one_test_of_one_class(self):
-    mark = Mark("sample", (2,))
-    items = rows(9, mark) + rows(9, mark, parent=Class("a_test.py::Other"))
-    self.assertEqual(names(items), ["row0", "row8"] * 2)
-
-  def test_two_tests_of_a_class_have_a_sample_each(self):
-    of_the_class = Mark("sample", (1,))
-    items = rows(5, of_the_class) + rows(5, of_the_class)
-    self.assertEqual(names(items), ["row0", "row0"])
+  def test_leg_has_the_tests_of_its_marks(self):
+    for items, leg, expected in LEGS:
+      with self.subTest(leg, expected=expected):
+        self.assertEqual(names(items, leg), expected)
 
   def test_extra_rows_are_those_of_the_seed(self):
-    items = rows(50, Mark("sample", (2,)))
+    items = rows(50, TWO)
     choices = [names(items, extra=3, seed=seed) for seed in (1, 1, 2)]
     self.assertLen(choices[0], 5)
     self.assertContainsSubset({"row0", "row49"}, choices[0])
@@ -103,7 +97,7 @@ class LegsTest(absltest.TestCase):
     self.assertNotEqual(choices[0], choices[2])
 
   def test_extra_rows_are_never_full(self):
-    items = rows(5, Mark("sample", (1,)), Mark("full"))
+    items = rows(5, Mark("sample", (1,)), FULL)
     self.assertEqual(names(items, extra=10), [])
 
 

@@ -112,19 +112,7 @@ class FilesTest(files.CheckpointTestCase):
       (8, 96, 3, "int8_32"),
     ):
       with self.subTest(f"{bits} {k}"):
-        half = 1 << (bits - 1)
-        integers = RNG.integers(-half, half, (N, k))
-        scale = (RNG.random((N, columns)) + 0.5).astype(F16)
-        found = self.load(
-          {
-            "w.weight_packed": words(integers + half, range(32 // bits), bits),
-            "w.weight_scale": scale,
-            "w.weight_shape": np.int64([N, k]),
-          }
-        )
-        self.assertEqual(str(found.entries["w.weight"].format), name)
-        scales = np.repeat(scale.astype(float), k // columns, 1)
-        self.assert_numbers(found["w.weight"], integers * scales)
+        self.check_packed(bits, (N, columns), k=k, format=name)
 
   def test_refused_by_name_with_a_remedy(self):
     moved = np.roll(GPTQ["w.g_idx"], 1)
@@ -185,49 +173,45 @@ class FilesTest(files.CheckpointTestCase):
       with self.assertRaisesRegex(ERROR, r"'w.qweight': .* int4\[24, 0\]"):
         self.load({name: x[:0] for name, x in tensors.items()})
 
-  def test_zero_points_of_8_bits_and_of_odd_rows(self):
-    n = 13
-    for bits, format in (
-      (4, "uint4_1x64_zero_float16"),
-      (8, "int8_1x64_zero_float16"),
-    ):
-      half, per_word = 1 << (bits - 1), 32 // bits
-      integers = RNG.integers(-half, half, (n, K))
-      zeros = RNG.integers(-half, half, (n, K // 64))
-      scale = (RNG.random((n, K // 64)) + 0.5).astype(F16)
-      order = range(per_word)
-      found = self.load(
-        {
-          "w.weight_packed": words(integers + half, order, bits),
-          "w.weight_scale": scale,
-          "w.weight_zero_point": words(zeros.T + half, order, bits).T,
-          "w.weight_shape": np.int64([n, K]),
-        }
-      )
-      self.assertEqual(str(found.entries["w.weight"].format), format)
-      differences = integers - np.repeat(zeros, 64, 1)
-      numbers = differences * np.repeat(scale.astype(float), 64, 1)
-      self.assert_numbers(found["w.weight"], numbers)
+  def check_packed(self, bits, shape, n=N, k=K, zeros=None, format=None):
+    """Checks random integers [n, k] with scales of a shape.
 
-  def test_zero_points_that_are_not_packed(self):
-    """The strategy "tensor" of compressed-tensors packs only the integers."""
-    for bits, shape in ((4, (1,)), (8, (1,)), (4, (N, 1)), (8, (N, 2))):
-      half, per_word = 1 << (bits - 1), 32 // bits
-      integers = RNG.integers(-half, half, (N, K))
-      zeros = RNG.integers(-half, half, shape).astype(np.int8)
-      scale = (RNG.random(shape) + 0.5).astype(F16)
-      found = self.load(
-        {
-          "w.weight_packed": words(integers + half, range(per_word), bits),
-          "w.weight_scale": scale,
-          "w.weight_zero_point": zeros,
-          "w.weight_shape": np.int64([N, K]),
-        }
-      )
-      size = K // shape[-1]
-      differences = integers - np.repeat(zeros, size, -1)
-      numbers = differences * np.repeat(scale.astype(float), size, -1)
-      self.assert_numbers(found["w.weight"], numbers)
+    Args:
+      zeros: "packed" zero points, "bytes" as the strategy "tensor" of
+        compressed-tensors stores them, or None.
+    """
+    half, order = 1 << (bits - 1), range(32 // bits)
+    integers = RNG.integers(-half, half, (n, k))
+    scale = (RNG.random(shape) + 0.5).astype(F16)
+    tensors = {
+      "w.weight_packed": words(integers + half, order, bits),
+      "w.weight_scale": scale,
+      "w.weight_shape": np.int64([n, k]),
+    }
+    size = k // shape[-1]
+    if zeros:
+      points = RNG.integers(-half, half, shape)
+      integers = integers - np.repeat(points, size, -1)
+      packed = words(points.T + half, order, bits).T if points.ndim > 1 else 0
+      stored = {"packed": packed, "bytes": points.astype(np.int8)}[zeros]
+      tensors["w.weight_zero_point"] = stored
+    found = self.load(tensors)
+    if format:
+      self.assertEqual(str(found.entries["w.weight"].format), format)
+    numbers = integers * np.repeat(scale.astype(float), size, -1)
+    self.assert_numbers(found["w.weight"], numbers)
+
+  def test_zero_points_of_8_bits_of_odd_rows_and_not_packed(self):
+    for bits, n, shape, zeros, format in (
+      (4, 13, (13, K // 64), "packed", "uint4_1x64_zero_float16"),
+      (8, 13, (13, K // 64), "packed", "int8_1x64_zero_float16"),
+      (4, N, (1,), "bytes", None),
+      (8, N, (1,), "bytes", None),
+      (4, N, (N, 1), "bytes", None),
+      (8, N, (N, 2), "bytes", None),
+    ):
+      with self.subTest(f"{bits} {shape}"):
+        self.check_packed(bits, shape, n, zeros=zeros, format=format)
 
   def test_int_quantized_with_zero_points(self):
     integers = RNG.integers(-128, 128, (N, K)).astype(np.int8)

@@ -74,37 +74,23 @@ class ResultDeviceTest(DeviceTestCase):
     format=("mxfp8", "mxfp4", "nvfp4"), m=(5, 200), activation=(None, "gelu")
   )
   def test_result_of_a_dot(self, format, m, activation):
-    rng = np.random.default_rng(m)
-    x = jnp.asarray(rng.normal(size=(m, 256)), jnp.bfloat16)
-    w = jp.quantize(
-      jnp.asarray(rng.normal(size=(320, 256)), np.float32), "mxfp8"
-    )
-    has_scale = format == "nvfp4"
-    out = jp.OutFormat(
-      format,
-      global_scale=np.float32(0.05) if has_scale else None,
-      returns_amax=True,
-    )
-    dot = lambda x, w, **o: jp.block_scaled_dot(
-      x, w, activation=activation, implementation="triton", **o
-    )
-    self.assert_one_kernel(dot, out, x, w)
+    dot = functools.partial(jp.block_scaled_dot, activation=activation)
+    self.check(dot, format, m, "mxfp8")
 
   @parameterized.product(format=("mxfp8", "nvfp4"), m=(14, 300))
   def test_result_of_a_ragged_dot(self, format, m):
+    dot = functools.partial(jp.ragged_dot, activation="swiglu")
+    sizes = jnp.array([m // 2, 0, m // 3], np.int32)
+    self.check(dot, format, m, "mxfp4", (3,), (sizes,))
+
+  def check(self, dot, format, m, weights, groups=(), sizes=()):
     rng = np.random.default_rng(m)
     x = jnp.asarray(rng.normal(size=(m, 256)), jnp.bfloat16)
-    w = jnp.asarray(rng.normal(size=(3, 320, 256)), np.float32)
-    w = jp.quantize(w, "mxfp4")
-    sizes = jnp.array([m // 2, 0, m // 3], np.int32)
-    out = jp.OutFormat(
-      format, global_scale=np.float32(0.05) if format == "nvfp4" else None,
-      returns_amax=True,
-    )  # fmt: skip
-    dot = lambda x, w, sizes, **o: jp.ragged_dot(
-      x, w, sizes, activation="swiglu", implementation="triton", **o
-    )
-    self.assert_one_kernel(dot, out, x, w, sizes)
+    w = jnp.asarray(rng.normal(size=(*groups, 320, 256)), np.float32)
+    scale = np.float32(0.05) if format == "nvfp4" else None
+    out = jp.OutFormat(format, global_scale=scale, returns_amax=True)
+    dot = functools.partial(dot, implementation="triton")
+    self.assert_one_kernel(dot, out, x, jp.quantize(w, weights), *sizes)
 
   def assert_one_kernel(self, dot, out, *args):
     fused = jax.jit(lambda *args: dot(*args, out_format=out))
