@@ -218,35 +218,31 @@ class DirectoryTest(parameterized.TestCase):
       ],
     )
 
+  def wheels(self):
+    """Returns the packed wheels for x86_64 and aarch64."""
+    name = "jaxplugin-1.2-py3-none-manylinux_2_28_{}.whl"
+    folder = self.pack(WHEEL, SDIST)
+    return folder / name.format("x86_64"), folder / name.format("aarch64")
+
   def test_library_for_another_machine_is_told(self):
-    folder = self.pack(WHEEL, SDIST)
-    x86, arm = (
-      folder / f"jaxplugin-1.2-py3-none-manylinux_2_28_{machine}.whl"
-      for machine in ("x86_64", "aarch64")
-    )
+    x86, arm = self.wheels()
     arm.write_bytes(x86.read_bytes())
-    found = wheel_contents.faults(folder, self.root)
     self.assertIn(
-      f"manylinux_2_28_aarch64: {LIBRARY} is for ELF machine 62, not 183", found
+      f"manylinux_2_28_aarch64: {LIBRARY} is for ELF machine 62, not 183",
+      wheel_contents.faults(x86.parent, self.root),
     )
 
-  def test_wheel_for_a_newer_glibc_is_told(self):
-    folder = self.pack(WHEEL, SDIST)
-    name = "jaxplugin-1.2-py3-none-manylinux_2_{}_x86_64.whl"
-    (folder / name.format(28)).rename(folder / name.format(36))
-    (found,) = wheel_contents.faults(folder, self.root)
-    self.assertIn("manylinux_2_36_x86_64", found)
-
-  def test_directory_with_older_builds_is_refused(self):
-    folder = self.pack(WHEEL, SDIST)
-    (folder / "jaxplugin-1.1.tar.gz").write_text("")
-    (found,) = wheel_contents.faults(folder, self.root)
-    self.assertIn(
-      "got 2 and 3: any, manylinux_2_28_aarch64, manylinux_2_28_x86_64", found
-    )
-
-  def test_wheel_of_every_platform_is_needed(self):
-    folder = self.pack(WHEEL, SDIST)
-    (folder / "jaxplugin-1.2-py3-none-manylinux_2_28_aarch64.whl").unlink()
-    (found,) = wheel_contents.faults(folder, self.root)
-    self.assertIn("got 1 and 2: any, manylinux_2_28_x86_64", found)
+  @parameterized.parameters(
+    (lambda x86, arm: x86.rename(str(x86).replace("2_28", "2_36")),
+      "manylinux_2_36_x86_64"),
+    (lambda x86, arm: x86.with_name("jaxplugin-1.1.tar.gz").write_text(""),
+      "got 2 and 3: any, manylinux_2_28_aarch64, manylinux_2_28_x86_64"),
+    (lambda x86, arm: arm.unlink(), "got 1 and 2: any, manylinux_2_28_x86_64"),
+  )  # fmt: skip
+  def test_directory_without_one_wheel_a_platform_is_refused(
+    self, change, words
+  ):
+    x86, arm = self.wheels()
+    change(x86, arm)
+    (found,) = wheel_contents.faults(x86.parent, self.root)
+    self.assertIn(words, found)

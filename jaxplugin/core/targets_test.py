@@ -286,19 +286,17 @@ class DetectTargetTest(parameterized.TestCase):
     self.assertEqual(exported, dataclasses.replace(found, ptxas_version=None))
     self.assertEqual(described, exported)
 
-  @parameterized.parameters(*targets.DEVICE_KINDS.items())
+  @parameterized.parameters(
+    *targets.DEVICE_KINDS.items(), (None, "NVIDIA H100 PCIe")
+  )
   def test_attached_gpu_has_the_bandwidth_of_its_data_sheet(self, name, kind):
-    sheet = targets.named_target(name)
+    sheet = name and targets.named_target(name)
     device = types.SimpleNamespace(device_kind=kind, compute_capability="9.0")
+    platform = sheet.platform if sheet else "cuda"
     with mock.patch.object(targets, "_local_cudnn_version", lambda: None):
-      found = targets.target_of_device(device, sheet.platform)
-    self.assertEqual(found.memory_bandwidth, sheet.memory_bandwidth)
-
-  def test_bandwidth_of_another_board_is_unknown(self):
-    device = types.SimpleNamespace(device_kind="NVIDIA H100 PCIe")
-    with mock.patch.object(targets, "_local_cudnn_version", lambda: None):
-      found = targets.target_of_device(device, "cuda")
-    self.assertIsNone(found.memory_bandwidth)
+      found = targets.target_of_device(device, platform)
+    expected = sheet.memory_bandwidth if sheet else None
+    self.assertEqual(found.memory_bandwidth, expected)
 
   def test_local_targets_end_with_the_cpu(self):
     self.assertEqual(targets.local_targets()[-1].platform, "cpu")

@@ -207,31 +207,21 @@ class ChildTest(parameterized.TestCase):
     ):
       modules.read(text, "m")
 
+  @parameterized.parameters(
+    ("", 0), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)
+  )
   @pytest.mark.full
-  def test_child_ends_with_its_process(self):
+  def test_child_ends_with_its_process(self, end, status):
     result = contract.run_program(
-      """
-      from jaxplugin.stablehlo import module_process, modules
-      modules.read("module {}")
-      print(module_process._child.process.pid)
-      """
-    )
-    self.assertEqual(result.returncode, 0, result.stderr)
-    self.assertEqual(result.stderr, "")
-    self.assert_gone(int(result.stdout))
-
-  @pytest.mark.full
-  def test_child_ends_with_a_process_that_was_killed(self):
-    result = contract.run_program(
-      """
+      f"""
       import os, signal
       from jaxplugin.stablehlo import module_process, modules
-      modules.read("module {}")
+      modules.read("module {{}}")
       print(module_process._child.process.pid, flush=True)
-      os.kill(os.getpid(), signal.SIGKILL)
+      {end}
       """
     )
-    self.assertEqual(result.returncode, -signal.SIGKILL)
+    self.assertEqual((result.returncode, result.stderr), (status, ""))
     self.assert_gone(int(result.stdout))
 
   def assert_gone(self, pid):
