@@ -653,8 +653,8 @@ class GradientTest(parameterized.TestCase):
 
     g = q.global_scale
     np.testing.assert_allclose(
-      jax.grad(scanned)(g),
-      lowerings.by_operations(jax.grad(unrolled))(g),
+      jax.jit(jax.grad(scanned))(g),
+      lowerings.by_operations(jax.jit(jax.grad(unrolled)))(g),
       rtol=1e-4,
     )
 
