@@ -331,6 +331,20 @@ class PluginTest(parameterized.TestCase):
     )
 
 
+def through(x):
+  return jp.quantize(x, "mxfp8", **STRAIGHT_THROUGH)
+
+
+DIFFERENTIATED = {
+  "operand": lambda x, **o: jp.linear(x, w_q(), None, "silu", **o),
+  "surrogate": lambda x, **o: jp.linear(through(x), w_q(), None, "silu", **o),
+  "layer": lambda x, **o: jp.linear(x, jp.stack([w_q(), w_q()]), None, "silu",
+    layer=1, **o),
+  "ragged dot": lambda x, **o: jp.ragged_dot(through(x),
+    jp.quantize(EXPERTS, "mxfp4"), SIZES, **o),
+}  # fmt: skip
+
+
 class DerivativeTest(parameterized.TestCase):
   def test_gradients_are_those_of_the_f32_result(self):
     w = w_q().dequantize()
@@ -354,43 +368,21 @@ class DerivativeTest(parameterized.TestCase):
       gb, cotangent.sum(0), rtol=0, atol=bound * M * 99
     )
 
-  @parameterized.parameters("operand", "surrogate", "layer", "ragged")
+  @parameterized.parameters(*DIFFERENTIATED)
   def test_without_derivative_it_is_an_error(self, name):
-    experts = jp.quantize(EXPERTS, "mxfp4")
-    through = lambda x: jp.quantize(x, "mxfp8", **STRAIGHT_THROUGH)
-    function = {
-      "operand": lambda x: jp.linear(x, w_q(), out_format="mxfp8"),
-      "surrogate": lambda x: jp.linear(through(x), w_q(), out_format="mxfp8"),
-      "layer": lambda x: jp.linear(
-        x, jp.stack([w_q(), w_q()]), layer=0, out_format="mxfp8"
-      ),
-      "ragged": lambda x: jp.ragged_dot(
-        through(x), experts, SIZES, out_format="mxfp8"
-      ),
-    }[name]
+    call = DIFFERENTIATED[name]
+    function = lambda x: call(x, out_format="mxfp8").dequantize()
     with self.assertRaisesRegex(
       NotImplementedError, 'OutFormat.*derivative="straight_through"'
     ):
-      jax.grad(lambda x: function(x).dequantize().sum())(X)
-    jax.grad(
-      lambda x: jnp.sum(
-        function(jax.lax.stop_gradient(x)).dequantize() * x[0, 0]
-      )
-    )(X)
+      jax.make_jaxpr(jax.grad(lambda x: function(x).sum()))(X)
+    stopped = lambda x: jnp.sum(function(jax.lax.stop_gradient(x)) * x[0, 0])
+    jax.make_jaxpr(jax.grad(stopped))(X)
 
-  @parameterized.parameters("linear", "layer", "ragged dot")
+  @parameterized.parameters("surrogate", "layer", "ragged dot", "operand")
   @pytest.mark.sample(1)
   def test_surrogate_has_the_derivative_of_the_call(self, name):
-    experts = jp.quantize(EXPERTS, "mxfp4")
-    stack = jp.stack([w_q(), w_q()])
-    through = lambda x: jp.quantize(x, "mxfp8", **STRAIGHT_THROUGH)
-    function = {
-      "linear": lambda x, **o: jp.linear(through(x), w_q(), None, "silu", **o),
-      "layer": lambda x, **o: jp.linear(x, stack, None, "silu", layer=1, **o),
-      "ragged dot": lambda x, **o: jp.ragged_dot(
-        through(x), experts, SIZES, **o
-      ),
-    }[name]
+    function = DIFFERENTIATED[name]
 
     def surrogate(x):  # a given global scale is a constant
       out = OutFormat("nvfp4", global_scale=x.max(), **STRAIGHT_THROUGH)

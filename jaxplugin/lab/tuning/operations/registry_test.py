@@ -84,19 +84,20 @@ class CheckedTest(parameterized.TestCase):
       for candidate in listed:
         check(problem, candidate)
 
-  def test_every_candidate_of_a_prologue_gives_its_results(self):
-    for prologue in prologue_cases.CASES[1::4]:
-      problem = quantization.QuantizationProblem.along(
-        1, shape=(6, 64), dtype=F32, format=jp.MXFP8, prologue=prologue
-      )
-      listed = listing.of_problem(problem, TARGET)
-      self.assertLen(listed.candidates, 1 + (TARGET.cpu_kernels is not None))
-      for candidate in listed.candidates:
-        check(problem, candidate)
+  @parameterized.parameters(*prologue_cases.CASES[1::4])
+  @pytest.mark.sample(1)
+  def test_every_candidate_of_a_prologue_gives_its_results(self, prologue):
+    problem = quantization.QuantizationProblem.along(
+      1, shape=(6, 64), dtype=F32, format=jp.MXFP8, prologue=prologue
+    )
+    listed = listing.of_problem(problem, TARGET)
+    self.assertLen(listed.candidates, 1 + (TARGET.cpu_kernels is not None))
+    for candidate in listed.candidates:
+      check(problem, candidate)
     operation = registry.of(problem)
     arrays, expected = operation.make(problem, 0, True)
     arrays["x"] = -arrays["x"]
-    with self.assertRaisesRegex(operands.InexactResultError, "result 0, block"):
+    with self.assertRaisesRegex(operands.InexactResultError, "result 0[ ,]"):
       operation.check(operation.compute(problem, arrays), expected, problem)
 
   @absltest.skipIf(TARGET.cpu_kernels is None, "there are no C++ kernels")
