@@ -246,20 +246,13 @@ class IndexTest(files.CheckpointTestCase):
     self.assertEqual(read, {"b": 2, "a": 1, "c": 3})
 
   @parameterized.parameters(
-    "../x.safetensors",
-    "/etc/x.safetensors",
-    "a/x.safetensors",
-    "a\\x.safetensors",
-    "x.bin",
-    "",
-    "..",
-  )
-  def test_files_elsewhere_are_refused(self, file):
-    path = self.index({"a": file})
-    with self.assertRaisesRegex(errors.CheckpointError, "its own folder"):
-      safetensors_files.open_index(path)
-
-  @parameterized.parameters(
+    *(
+      ({"a": file}, "its own folder")
+      for file in (
+        *("../x.safetensors", "/etc/x.safetensors", "a/x.safetensors"),
+        *("a\\x.safetensors", "x.bin", "", ".."),
+      )
+    ),
     (None, "object of strings"),
     ([], "object of strings"),
     ({"a": 1}, "object of strings"),
