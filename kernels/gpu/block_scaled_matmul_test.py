@@ -95,6 +95,7 @@ class Case:
       Otherwise the contract bounds the error.
     lhs_storage: Options of `gpu_operands.make_operand`.
     rhs_storage: Options of `gpu_operands.make_operand`.
+    architecture: What the kernels are planned for, if it matters.
   """
 
   config: configs.MatmulConfig
@@ -107,6 +108,7 @@ class Case:
   is_exact: bool = False
   lhs_storage: Mapping[str, bool] = dataclasses.field(default_factory=dict)
   rhs_storage: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+  architecture: str = "sm_80"
 
 
 def cases(configs, pairs=(("mxfp8", "mxfp4"),), **fields):
@@ -143,6 +145,7 @@ def of_splits(counts):
 
 ROWS_MINOR = {"k_is_minor": False}
 SWIZZLED = {"swizzled": True}
+INTERLEAVED = {"interleaved": True}
 SQUARE = {"rows_per_scale": 64}
 PLAIN_BY_BLOCK = tuple((lhs, "nvfp4") for lhs in PLAIN)
 MXFP6_BY_ITSELF = MXFP6_PAIRS[:2]
@@ -242,7 +245,34 @@ CASES = {
   "descriptors_of_interleaved_values": [
     Case(
       config=described("upcast"), lhs="bf16", rhs="nvfp4", batch=2, k=96,
-      rhs_storage={"interleaved": True},
+      rhs_storage=INTERLEAVED,
+    )
+  ],
+  "both_operands_interleaved": cases([UPCAST, SMALL_M],
+    [MXFP4_PAIR, ("nvfp4", "nvfp4")], m=5, n=20, k=144, is_exact=True,
+    lhs_storage=INTERLEAVED, rhs_storage=INTERLEAVED),
+  # More than one tile of 128 rows and of 4 columns, in both operands.
+  "swizzled_scales_of_several_tiles": cases(
+    [replace(config, block_m=64, block_n=64) for config in PATHS.values()],
+    [(format, format) for format in BLOCK_FORMATS], batch=2, m=130, n=140,
+    k=168, lhs_storage=SWIZZLED, rhs_storage=SWIZZLED),
+  # The interpreter's sums have the bits of f32.
+  "fp8_instructions_sum_each_block": cases(
+    [replace(UPCAST, path="fp8", block_k=128, split_k=s) for s in (1, 2)],
+    [("e4m3_f32_128", "e4m3_f32_256"), ("e4m3_f32_328", "e4m3_f32_328")],
+    batch=2, k=328, is_exact=True, architecture="sm_90"),
+  "int8_instructions_sum_exactly": [
+    case
+    for lhs, rhs, block_k in (
+      ("int8_f32_328", "int8_f32_328", 128),
+      ("int8_f32_328", "int8_f16_128", 128),
+      ("int8_bf16_32", "int8_f32_64", 32),
+    )
+    for split_k, swap in ((1, False), (2, True))
+    for case in cases(
+      [replace(UPCAST, path="int8", block_k=block_k, split_k=split_k,
+               swap=swap)],
+      [(lhs, rhs)], batch=2, k=328, is_exact=True, architecture="sm_90",
     )
   ],
 }  # fmt: skip
@@ -287,7 +317,8 @@ class CaseTest(MatmulTest):
       integers=case.is_exact, lhs_storage=case.lhs_storage,
       rhs_storage=case.rhs_storage,
     )  # fmt: skip
-    config, options = case.config, {"is_exact": case.is_exact}
+    config = case.config
+    options = {"is_exact": case.is_exact, "architecture": case.architecture}
     if not config.use_descriptors:
       self.check(*operands, config, **options)
       return
@@ -314,16 +345,6 @@ class CaseTest(MatmulTest):
   @pytest.mark.sample(16)
   def test_row_of(self, case):
     self.check_case(case)
-
-  @parameterized.product(format=BLOCK_FORMATS, path=tuple(PATHS))
-  @pytest.mark.full
-  def test_swizzled_scale_of_several_tiles(self, format, path):
-    # More than one tile of 128 rows and of 4 columns, in both operands.
-    config = replace(PATHS[path], block_m=64, block_n=64)
-    operands = self.make(
-      format, format, batch=2, m=130, n=140, k=168, swizzled=True
-    )
-    self.check(*operands, config)
 
   @parameterized.product(
     config=(*PATHS, "split", "descriptors"),
@@ -412,43 +433,30 @@ class FormatPairTest(MatmulTest):
     else:
       np.testing.assert_array_equal(result, expected)
 
-  @parameterized.parameters("mxfp4", "nvfp4")
-  @pytest.mark.sample(1)
-  def test_lhs_may_be_interleaved_as_well(self, format):
-    storage = {"integers": True, "interleaved": True}
-    for config in (UPCAST, SMALL_M):
-      operands = self.make(format, format, batch=1, m=5, n=20, k=144, **storage)
-      self.check_exact(*operands, config)
-
+  # Those of sm_80 read bytes and multiply in bf16.
   @parameterized.parameters(
-    ("upcast", "mxfp8", "mxfp8"),
-    ("upcast", "f32", "mxfp8"),
-    ("native", "mxfp8", "mxfp4"),
-    ("small_m", "mxfp8", "mxfp8"),
+    # By pointers to E4M3.
+    (UPCAST, "mxfp8", "mxfp8", "sm_90"),
+    (UPCAST, "f32", "mxfp8", "sm_90"),
+    (NATIVE, "mxfp8", "mxfp4", "sm_90"),
+    (SMALL_M, "mxfp8", "mxfp8", "sm_90"),
+    # By products in f32.
+    (SWAPPED, "bf16", "mxfp4", "gfx942", "gfx950"),
+    (SWAPPED, "bf16", "nvfp4", "gfx942", "gfx950"),
+    (SWAPPED, "mxfp8", "mxfp4", "gfx942", "gfx950"),
+    (SWAPPED, "nvfp4", "nvfp4", "gfx942", "gfx950"),
+    (SWAPPED, "bf16", "mxfp6_e2m3", "gfx942", "gfx950"),
+    (SWAPPED, "mxfp8", "mxfp8_e5m2", "gfx942", "gfx950"),
   )
-  @pytest.mark.sample(1)
-  def test_e4m3_pointers_give_what_bytes_give(self, path, lhs, rhs):
+  @pytest.mark.sample(2)
+  def test_other_architectures_give_the_same_bits(
+    self, config, lhs, rhs, *names
+  ):
     operands = self.make(lhs, rhs, **TAILS)
-    config = PATHS[path]
-    of_bytes = gpu_operands.run(*operands, config, architecture="sm_80")
-    of_e4m3 = gpu_operands.run(*operands, config, architecture="sm_90")
-    np.testing.assert_array_equal(of_bytes, of_e4m3)
-
-  @parameterized.parameters(
-    ("bf16", "mxfp4"),
-    ("bf16", "nvfp4"),
-    ("mxfp8", "mxfp4"),
-    ("nvfp4", "nvfp4"),
-    ("bf16", "mxfp6_e2m3"),
-    ("mxfp8", "mxfp8_e5m2"),
-  )
-  @pytest.mark.sample(1)
-  def test_products_in_f32_give_what_those_in_bf16_give(self, lhs, rhs):
-    operands = self.make(lhs, rhs, **TAILS)
-    in_bf16 = gpu_operands.run(*operands, SWAPPED, architecture="sm_80")
-    for name in ("gfx942", "gfx950"):
-      in_f32 = gpu_operands.run(*operands, SWAPPED, architecture=name)
-      np.testing.assert_array_equal(in_f32, in_bf16)
+    expected = gpu_operands.run(*operands, config, architecture="sm_80")
+    for name in names:
+      found = gpu_operands.run(*operands, config, architecture=name)
+      np.testing.assert_array_equal(found, expected)
 
 
 class ShapeTest(MatmulTest):
@@ -606,16 +614,6 @@ class EpilogueTest(MatmulTest):
     )
     contract.assert_exact(result, exact, result.dtype)
 
-  def test_relu_keeps_nan(self):
-    lhs, rhs = self.make("bf16", "mxfp8", batch=1, m=2, n=3, k=32)
-    rhs.scale[0, 1, 0] = formats.E8M0_NAN
-    result = gpu_operands.run(
-      lhs, rhs, UPCAST, epilogue=gpu_operands.Epilogue(activation="relu")
-    )
-    np.testing.assert_array_equal(
-      np.isnan(result), np.broadcast_to([False, True, False], (1, 2, 3))
-    )
-
 
 class ExtremeTest(MatmulTest):
   """The corners of the numerical contract."""
@@ -629,16 +627,23 @@ class ExtremeTest(MatmulTest):
     )
 
   @parameterized.product(
-    path=("upcast", "small_m"), format=("mxfp8", "mxfp8_e5m2", "mxfp4")
+    path=("upcast", "small_m"),
+    case=(
+      ("mxfp8", 0x7E, 0, 2.0**100),
+      ("mxfp8_e5m2", 0x7B, 0, 2.0**100),
+      ("mxfp4", 0x7, 0, 2.0**100),
+      # E2M1's 0.5 under the largest E8M0, 2^127, in sums that f32 holds.
+      ("mxfp4", 0x1, 254, 2.0**-100),
+    ),
   )
-  @pytest.mark.sample(1)
-  def test_scale_byte_0_is_2_to_the_minus_127(self, path, format):
-    code = {"mxfp8": 0x7E, "mxfp8_e5m2": 0x7B, "mxfp4": 0x7}[format]
-    rhs = self.operand(format, code, 0, k=128)
-    ones = np.full((1, 1, 128), 2.0**100, np.float32)
-    lhs = gpu_operands.store_operand("f32", ones, None)
-    self.check_exact(lhs, rhs, PATHS[path])
-    self.assertGreater(gpu_operands.run(lhs, rhs, PATHS[path]).min(), 0)
+  @pytest.mark.sample(4)
+  def test_scale_bytes_are_2_to_the_minus_127_to_127(self, path, case):
+    format, code, scale, number = case
+    rhs = self.operand(format, code, scale, k=128)
+    numbers = np.full((1, 1, 128), number, np.float32)
+    lhs = gpu_operands.store_operand("f32", numbers, None)
+    result = self.check(lhs, rhs, PATHS[path], is_exact=True)
+    self.assertGreater(result.min(), 0)
 
   @parameterized.product(path=tuple(PATHS), format=BLOCK_FORMATS, code=(0, 1))
   @pytest.mark.sample(1)
@@ -683,49 +688,6 @@ class ExtremeTest(MatmulTest):
       operand.exact[...] *= 2.0**exponent
     self.check_exact(lhs, rhs, PATHS[path])
 
-  @parameterized.parameters("upcast", "small_m")
-  def test_largest_scale(self, path):
-    # E2M1's 0.5 under the largest E8M0, 2^127, in sums that f32 holds.
-    rhs = self.operand("mxfp4", 1, 254, k=128)
-    lhs = gpu_operands.store_operand(
-      "f32", np.full((1, 1, 128), 2.0**-100, np.float32), None
-    )
-    self.check_exact(lhs, rhs, PATHS[path])
-
-  @parameterized.product(
-    architecture=("sm_80", "sm_90"), path=("upcast", "small_m")
-  )
-  def test_nan_code_of_e4m3_is_nan(self, architecture, path):
-    lhs, rhs = self.make("bf16", "mxfp8", batch=1, m=2, n=4, k=128)
-    rhs.values[0, 1, 7] = 0x7F
-    rhs.values[0, 3, 9] = 0xFF
-    result = gpu_operands.run(lhs, rhs, PATHS[path], architecture=architecture)
-    expected = np.broadcast_to([False, True, False, True], result.shape)
-    np.testing.assert_array_equal(np.isnan(result), expected)
-
-  @parameterized.parameters(
-    ("e4m3_f32_128", "e4m3_f32_256"), ("e4m3_f32_328", "e4m3_f32_328")
-  )
-  def test_fp8_instructions_sum_each_block(self, lhs, rhs):
-    # The interpreter's sums have the bits of f32.
-    lhs, rhs = self.make(lhs, rhs, batch=2, m=19, n=35, k=328, integers=True)
-    for split_k in (1, 2):
-      config = replace(UPCAST, path="fp8", block_k=128, split_k=split_k)
-      self.check_exact(lhs, rhs, config, architecture="sm_90")
-
-  @parameterized.parameters(
-    ("int8_f32_328", "int8_f32_328", 128),
-    ("int8_f32_328", "int8_f16_128", 128),
-    ("int8_bf16_32", "int8_f32_64", 32),
-  )
-  def test_int8_instructions_sum_exactly(self, lhs, rhs, block_k):
-    lhs, rhs = self.make(lhs, rhs, batch=2, m=19, n=35, k=328, integers=True)
-    for split_k, swap in ((1, False), (2, True)):
-      config = replace(
-        UPCAST, path="int8", block_k=block_k, split_k=split_k, swap=swap
-      )
-      self.check_exact(lhs, rhs, config, architecture="sm_90")
-
   @parameterized.parameters("bf16", "f16", "f32")
   def test_infinity_of_e5m2_times_a_number_is_infinite(self, plain):
     # 1.0 leaves no lower pieces, and infinity times those would be NaN.
@@ -747,8 +709,3 @@ class ExtremeTest(MatmulTest):
     result = gpu_operands.run(lhs, rhs, UPCAST)[0, :, 0]
     exact = np.float32(values.astype(np.float64).sum(-1)[0] / 2)
     np.testing.assert_array_equal(result, exact)
-
-  def test_negative_nvfp4_scale_is_honoured_by_upcast(self):
-    rhs = self.operand("nvfp4", 2, 0xB8)  # 1.0 under -1.0
-    lhs, _ = self.make("bf16", "nvfp4", batch=1, m=2, n=2, k=64, integers=True)
-    self.check_exact(lhs, rhs, UPCAST)

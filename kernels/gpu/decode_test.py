@@ -3,6 +3,7 @@
 """Every code of every format decodes as ml_dtypes has it."""
 
 import dataclasses
+import itertools
 
 import ml_dtypes
 import numpy as np
@@ -117,6 +118,20 @@ def kind(format, **options):
   return configs.operand(format, 16, 256, **options)
 
 
+# Of the values of a format.
+DTYPES = {
+  "mxfp8": formats.E4M3,
+  "mxfp8_e5m2": formats.E5M2,
+  "mxfp6_e2m3": formats.E2M3,
+  "mxfp6_e3m2": formats.E3M2,
+  "int8_f32_128": np.int8,
+  "int8_q6_e8m0_32": np.int8,
+  "int4_f16_32": formats.INT4,
+  "mxfp4": formats.E2M1,
+  "nvfp4": formats.E2M1,
+}
+
+
 def launch_values(codes, out, operand, decoding):
   interpret.launch(
     values_kernel,
@@ -152,53 +167,24 @@ def same(actual, expected):
 
 class DecodeTest(parameterized.TestCase):
   @parameterized.parameters(
-    ("mxfp8", formats.E4M3, PLAIN),
-    ("mxfp8_e5m2", formats.E5M2, PLAIN),
-    ("mxfp8", formats.E4M3, PACKED),
-    ("mxfp8_e5m2", formats.E5M2, PACKED),
-  )
-  def test_every_fp8_code(self, format, dtype, decoding):
-    expected = CODES.view(dtype).astype(BF16).reshape(16, 16)
-    for codes in (CODES, CODES.view(dtype)):
-      out = np.zeros((16, 16), BF16)
-      launch_values(codes, out, kind(format), decoding)
-      same(out, expected)
-
-  @parameterized.parameters(
-    ("mxfp6_e2m3", formats.E2M3), ("mxfp6_e3m2", formats.E3M2)
-  )
-  def test_every_fp6_code_of_the_low_six_bits(self, format, dtype):
-    out = np.zeros((16, 16), BF16)
-    launch_values(CODES, out, kind(format), PLAIN)
-    expected = (CODES & 63).view(dtype).astype(np.float64)
-    same(out, expected.astype(BF16).reshape(16, 16))
-
-  @parameterized.product(
-    format_and_unit=(("int8_f32_128", 1.0), ("int8_q6_e8m0_32", 2.0**-6)),
-    decoding=(PLAIN, PTX, WORDS),
-  )
-  def test_every_code_of_8_bit_integers(self, format_and_unit, decoding):
-    format, unit = format_and_unit
-    out = np.zeros((16, 16), BF16)
-    launch_values(CODES, out, kind(format), decoding)
-    expected = CODES.view(np.int8).astype(np.float64).reshape(16, 16)
-    same(out, expected * unit)
-
-  @parameterized.parameters(PLAIN, PTX)
-  def test_every_pair_of_4_bit_integers(self, decoding):
-    out = np.zeros((16, 32), BF16)
-    launch_values(CODES, out, kind("int4_f16_32"), decoding)
-    nibbles = np.stack([CODES & 15, CODES >> 4], axis=-1)
-    expected = nibbles.view(formats.INT4).astype(np.float64).reshape(16, 32)
-    same(out, expected)
-
-  @parameterized.product(format=("mxfp4", "nvfp4"), decoding=(PLAIN, PTX))
-  def test_every_pair_of_fp4_codes(self, format, decoding):
-    out = np.zeros((16, 32), BF16)
-    launch_values(CODES, out, kind(format), decoding)
-    nibbles = np.stack([CODES & 15, CODES >> 4], axis=-1)
-    expected = nibbles.view(formats.E2M1).astype(np.float64).reshape(16, 32)
-    same(out, unrepaired(expected, format))
+    *itertools.product(("mxfp8", "mxfp8_e5m2"), (PLAIN, PACKED)),
+    *itertools.product(("mxfp6_e2m3", "mxfp6_e3m2"), (PLAIN,)),
+    *itertools.product(("int8_f32_128", "int8_q6_e8m0_32"),
+      (PLAIN, PTX, WORDS)),
+    *itertools.product(("int4_f16_32", "mxfp4", "nvfp4"), (PLAIN, PTX)),
+  )  # fmt: skip
+  def test_every_code(self, format, decoding):
+    dtype = DTYPES[format]
+    codes = CODES & 63 if "fp6" in format else CODES
+    if kind(format).values_per_element == 2:
+      codes = np.stack([CODES & 15, CODES >> 4], axis=-1)
+    expected = codes.view(dtype).astype(np.float64).reshape(16, -1)
+    if format == "int8_q6_e8m0_32":
+      expected = expected * 2.0**-6
+    for given in (CODES, CODES.view(dtype))[: 1 + ("mxfp8" in format)]:
+      out = np.zeros(expected.shape, BF16)
+      launch_values(given, out, kind(format), decoding)
+      same(out, unrepaired(expected, format))
 
   @parameterized.parameters("mxfp4", "nvfp4")
   def test_interleaved_fp4_codes(self, format):

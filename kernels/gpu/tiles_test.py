@@ -8,6 +8,7 @@ have wrapped around, by 2^32 elements.
 """
 
 import dataclasses
+import itertools
 import re
 
 import ml_dtypes
@@ -80,21 +81,18 @@ class OffsetTest(parameterized.TestCase):
     self.assertGreaterEqual(byte, HALF)
     self.assertLess(abs(access[1] - byte), SLACK_BYTES, (access, byte))
 
-  @parameterized.product(
-    path=tuple(CONFIGS), name=("lhs", "lhs_scale", "rhs", "rhs_scale")
+  @parameterized.parameters(
+    *itertools.product(
+      CONFIGS, ("lhs", "lhs_scale", "rhs", "rhs_scale"), (STRIDE,)
+    ),
+    ("small_m", "rhs", 4 * STRIDE, "mxfp4"),  # in words
   )
-  def test_batch(self, path, name):
+  def test_batch(self, path, name, stride, *format):
     side, _, scale = name.partition("_")
-    strides = {"scale_strides" if scale else "strides": (STRIDE, 0, 1)}
-    shape = make_shape(batch=3, **{side: kind(**strides)})
+    strides = {"scale_strides" if scale else "strides": (stride, 0, 1)}
+    shape = make_shape(batch=3, **{side: kind(*format, **strides)})
     access = self.far_access(shape, CONFIGS[path], program=2)
-    self.check(access, "reads", 2 * STRIDE)
-
-  def test_batch_of_fp4_in_words(self):
-    rhs = kind("mxfp4", strides=(4 * STRIDE, 0, 1))
-    shape = make_shape(batch=3, rhs=rhs)
-    access = self.far_access(shape, CONFIGS["small_m"], program=2)
-    self.check(access, "reads", 2 * 4 * STRIDE)
+    self.check(access, "reads", 2 * stride)
 
   @parameterized.product(path=tuple(CONFIGS), name=("rhs", "rhs_scale"))
   def test_row(self, path, name):

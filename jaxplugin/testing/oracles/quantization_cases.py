@@ -283,6 +283,10 @@ BOTH = (
        triton=(AMAX, *ONE), **FULL),
   Case("both_second_is_used", jax.jit(lambda x: both(NVFP4)(x)[1]), (32, 64),
        triton=("finite_amax", *ONE)),
+  Case("e2m3_both_tails", blocked(MXFP6_E2M3, ((2,), (1,)), ((0, 1), (0, 2))),
+       (2, 33, 77), triton=("quantize_both_mxfp6_e2m3",), **FULL),
+  Case("e3m2_both_of_one", blocked(MXFP6_E3M2, ((1,), (0,)), ((0,), (1,))),
+       (1, 1), make=times(1.0), triton=("quantize_both_mxfp6_e3m2",)),
   # As in a dense layer: rows of a batch merge, and are written transposed.
   Case("mxfp8_merged", blocked(MXFP8, ((2,), (0, 1)), LEADS), (3, 5, 40),
        **PAIR,

@@ -255,57 +255,25 @@ class ShapeTest(parameterized.TestCase):
   def normal(self, shape, dtype=np.float32):
     return self.rng.standard_normal(shape).astype(dtype)
 
-  @parameterized.product(
-    format_name=FORMAT_NAMES,
-    shape_and_dtype=(
-      ((1, 1, 32), BF16),
-      ((3, 5, 96), np.float32),
-      ((2, 33, 288), BF16),
-    ),
-  )
-  @pytest.mark.sample(4)
-  def test_tails_and_batches(self, format_name, shape_and_dtype):
-    x = self.normal(*shape_and_dtype)
-    one = global_scale_of(format_name)
-    got = run_quantize(x, format_name, global_scale=one)
-    assert_same(got, expected(x, format_name, global_scale=one))
-
-  @parameterized.parameters(*FORMAT_NAMES)
-  @pytest.mark.sample(2)
-  def test_axis_in_the_middle_is_read_and_written_in_place(self, format_name):
-    x = self.normal((2, 96, 39), np.float16)
-    one = global_scale_of(format_name)
-    got = run_quantize(x, format_name, global_scale=one, k_axis=1)
-    assert_same(got, expected(x, format_name, global_scale=one, axis=1))
-
   def test_input_with_strides_is_read_between_poison(self):
     base = np.full((4, 9, 400), np.nan, np.float32)
     x = base[::2, 1:8, 3:99]
     x[...] = self.normal(x.shape)
     assert_same(run_quantize(x, "mxfp8"), expected(x, "mxfp8"))
 
-  @parameterized.product(
-    format_name=FORMAT_NAMES,
-    shape=((2, 131, 288), (1, 1, 32)),
-    pads_values=(False, True),
-  )
-  @pytest.mark.sample(4)
-  def test_scale_is_swizzled_and_padded_values_are_zeros(
-    self, format_name, shape, pads_values
-  ):
-    x = self.normal(shape)
+  @parameterized.parameters(*FORMAT_NAMES)
+  @pytest.mark.sample(2)
+  def test_padded_values_of_a_swizzled_scale_are_zeros(self, format_name):
+    x = self.normal((2, 131, 288))
     one = global_scale_of(format_name)
     values, scale = run_quantize(
-      x, format_name, global_scale=one, swizzled=True, pads_values=pads_values
+      x, format_name, global_scale=one, swizzled=True, pads_values=True
     )
     wanted = expected(x, format_name, global_scale=one)
-    rows = shape[1]
     swizzled = layouts.swizzle_scale(jnp.asarray(wanted[1]))
-    assert_same((values[:, :rows], scale), (wanted[0], np.asarray(swizzled)))
-    self.assertEqual(
-      values.shape[1], -(-rows // 128) * 128 if pads_values else rows
-    )
-    np.testing.assert_array_equal(values[:, rows:], 0)
+    assert_same((values[:, :131], scale), (wanted[0], np.asarray(swizzled)))
+    self.assertEqual(values.shape[1], 256)
+    np.testing.assert_array_equal(values[:, 131:], 0)
 
   def test_offsets_past_2_to_the_31_are_64_bit(self):
     stride = 2**30 + 32  # fits in 32 bits; twice that does not
