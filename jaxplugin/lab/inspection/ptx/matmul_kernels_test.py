@@ -223,49 +223,32 @@ class DefaultConfigTest(Case):
     self.assertLen(product.launches, 2)
     self.assertGreater(product.config.split_k, 1)
 
-  @parameterized.parameters(("sm_80", "upcast"), ("sm_90", "small_m"))
-  def test_lower_pieces_are_summed_before_the_large_product(
-    self, architecture, path
-  ):
-    # The first product is 2^15. The others are negative, and their pieces are
-    # less than the spacing of f32 there, so an instruction that subtracts them
-    # from the large sum loses almost one unit in the last place.
-    x = self.rng.uniform(0, 1.5 * 2.0**-12, (1, 5, 96)).astype(np.float32)
-    x[:, :, 0] = 2.0**15
-    weights = np.full((1, 72, 96), 0xB8, np.uint8)
-    weights[:, :, 0] = 0x38
-    scale = np.full((1, 72, 3), 127, np.uint8)
-    self.check(
-      architecture,
-      executed.dense(gpu_operands.store_operand("f32", x, None)),
-      executed.dense(gpu_operands.store_operand("mxfp8", weights, scale)),
-      truncates=False,
-      config=configs.MatmulConfig(
-        path=path, block_m=16, block_n=64, block_k=128, swap=True
-      ),
-    )
-
   @parameterized.parameters(
-    ("sm_80", "f32", "upcast", 32),
-    ("sm_80", "f16", "upcast", 32),
-    ("sm_90", "f32", "upcast", 32),
-    ("sm_90", "f32", "small_m", 128),
+    ("sm_80", "f32", "upcast", 32, 544, 0x38),
+    ("sm_80", "f16", "upcast", 32, 544, 0x38),
+    ("sm_90", "f32", "upcast", 32, 544, 0x38),
+    ("sm_90", "f32", "small_m", 128, 544, 0x38),
+    # Negative products: an instruction that subtracts their lower pieces from
+    # the large sum loses almost one unit in the last place.
+    ("sm_80", "f32", "upcast", 128, 96, 0xB8),
+    ("sm_90", "f32", "small_m", 128, 96, 0xB8),
   )
   def test_large_sum_is_not_truncated_for_each_piece(
-    self, architecture, lhs, path, block_k
+    self, architecture, lhs, path, block_k, k, code
   ):
     # The first product is 2^15, and f32 has a spacing of 2^-8 there. The other
     # products of a matrix instruction sum to about 0.75 of the spacing, so an
     # instruction that added them to the large sum would discard all of them.
-    x = self.rng.uniform(0, 1.5 * 2.0**-12, (1, 5, 544))
+    x = self.rng.uniform(0, 1.5 * 2.0**-12, (1, 5, k))
     x[:, :, 0] = 2.0**15
     x = x.astype(gpu_operands.DTYPES[lhs])
-    ones = np.full((1, 72, 544), 0x38, np.uint8)
-    scale = np.full((1, 72, 17), 127, np.uint8)
+    weights = np.full((1, 72, k), code, np.uint8)
+    weights[:, :, 0] = 0x38
+    scale = np.full((1, 72, k // 32), 127, np.uint8)
     self.check(
       architecture,
       executed.dense(gpu_operands.store_operand(lhs, x, None)),
-      executed.dense(gpu_operands.store_operand("mxfp8", ones, scale)),
+      executed.dense(gpu_operands.store_operand("mxfp8", weights, scale)),
       truncates=False,
       config=configs.MatmulConfig(
         path=path, block_m=16, block_n=64, block_k=block_k, swap=True
