@@ -104,6 +104,13 @@ def found(fn, *args):
   return sorted(line.layer for line in lines if words in line.description)
 
 
+def assert_near(got, want, error):
+  """Checks leaves to a share of the largest number of each."""
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    atol = error * np.abs(b).max()
+    np.testing.assert_allclose(a, b, rtol=0, atol=atol)
+
+
 @functools.cache
 def gradients_of_own_rules(form, is_fused):
   """Returns gradients of functions whose rules are -3 times JAX's, or 0."""
@@ -193,11 +200,7 @@ class AttachedTest(parameterized.TestCase):
       GATED, run(given, True), run(given, False), strict=True
     ):
       with self.subTest(str(prologue)):
-        for a, b in zip(
-          jax.tree.leaves(got), jax.tree.leaves(want), strict=True
-        ):
-          largest = abs(np.asarray(b)).max()
-          np.testing.assert_allclose(a, b, rtol=0, atol=CANCELLED * largest)
+        assert_near(got, want, CANCELLED)
 
 
 class FusedGradientsTest(parameterized.TestCase):
@@ -232,23 +235,19 @@ class FusedGradientsTest(parameterized.TestCase):
       "checkpoint outside": jax.grad(loss_of(jax.checkpoint(plain))),
       "scan": jax.grad(loss_of(fused(scanned))),
     }
-    for name, step in steps.items():
-      with self.subTest(name):
-        self.assertEqual(found(step, params, x), ["gate", "up"])
-    step = jax.grad(loss_of(fused(halves_mlp)), argnums=(0, 1))
-    self.assertLen(found(step, params, x), 1)
-
-  def test_gradients_that_a_bias_sums_are_not_computed_twice(self):
-    params, x = arrays()
-    steps = {
+    # A bias sums gradients, which are not computed twice.
+    biased = {
       "grad": jax.grad(loss_of(fused(biased_mlp))),
       "grad inside": fused(jax.grad(loss_of(biased_mlp))),
       "jit": jax.grad(loss_of(fused(jax.jit(biased_mlp)))),
       "checkpoint": jax.grad(loss_of(fused(jax.checkpoint(biased_mlp)))),
     }
-    for name, step in steps.items():
-      with self.subTest(name):
-        self.assertEqual(found(step, params, x), [])
+    for each, expected in ((steps, ["gate", "up"]), (biased, [])):
+      for name, step in each.items():
+        with self.subTest(name, expected=expected):
+          self.assertEqual(found(step, params, x), expected)
+    step = jax.grad(loss_of(fused(halves_mlp)), argnums=(0, 1))
+    self.assertLen(found(step, params, x), 1)
 
   def test_gradients_are_quantized_from_their_f32_values(self):
     params, x = arrays(jnp.bfloat16)
@@ -375,9 +374,7 @@ class FusedGradientsTest(parameterized.TestCase):
       jax.jit(jax.grad(loss_of(fused(fn, recipe)), (0, 1)))(params, x)
       for fn in (mapped, gated_mlp)
     )
-    for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):
-      largest = abs(np.asarray(b)).max()
-      np.testing.assert_allclose(a, b, rtol=0, atol=2.0**-18 * largest)
+    assert_near(*gradients, 2.0**-18)
 
   def test_explain_names_why_a_gradient_is_separate(self):
     silu = jax.nn.silu
@@ -467,7 +464,7 @@ class FusedGradientsTest(parameterized.TestCase):
     with self.assertRaisesRegex(NotImplementedError, "second derivative"):
       jax.jit(second).trace(params)
 
-  def test_devices_compute_their_part(self):
+  def test_devices_compute_their_part_and_shard_map_sums(self):
     params, x = arrays()
     mesh = Mesh(np.reshape(jax.devices()[:4], (2, 2)), ("data", "model"))
     place = lambda a, *spec: jax.device_put(
@@ -486,24 +483,15 @@ class FusedGradientsTest(parameterized.TestCase):
         for fn in (gated_mlp, halves_mlp, ungated_mlp)
       ]
 
-    got, want = run(split, place(x, "data")), run(params, x)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-      largest = abs(np.asarray(b)).max()
-      np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * largest)
+    want = run(params, x)
+    assert_near(run(split, place(x, "data")), want, 1e-5)
+    rows = Mesh(np.array(jax.devices()[:2]), ("data",))
 
-  def test_shard_map_sums_gradients_over_devices(self):
-    params, x = arrays()
-    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
-
-    @jax.shard_map(mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+    @jax.shard_map(mesh=rows, in_specs=(P(), P("data")), out_specs=P())
     def loss(params, x):
       return jax.lax.psum(loss_of(fused(gated_mlp))(params, x), "data")
 
-    got = jax.jit(jax.grad(loss))(params, x)
-    want = jax.jit(jax.grad(loss_of(fused(gated_mlp))))(params, x)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-      largest = abs(np.asarray(b)).max()
-      np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * largest)
+    assert_near(jax.jit(jax.grad(loss))(params, x), want[0][0], 1e-5)
 
 
 class PrimitiveTest(parameterized.TestCase):
