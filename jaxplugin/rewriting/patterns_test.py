@@ -76,6 +76,15 @@ def gelu(x, w, u):
   return jax.nn.gelu(x, approximate=True) * u
 
 
+def rows(groups):
+  """Returns (name, function, key of its group) for `named_parameters`."""
+  return [(n, f, key) for key, each in groups.items() for n, f in each.items()]
+
+
+def joined(x, u):
+  return jnp.concatenate([x, u], -1)
+
+
 def split_silu(x):
   gate, up = jnp.split(x, 2, axis=-1)
   return silu(gate, None, up)
@@ -106,9 +115,10 @@ def in_f32(function):
   return lambda x: function(x.astype(jnp.float32)).astype(x.dtype)
 
 
+exact_gelu = functools.partial(jax.nn.gelu, approximate=False)
 # Ways to write the exact gelu of x.
 EXACT_GELUS = {
-  "of_jax": lambda x: jax.nn.gelu(x, approximate=False),
+  "of_jax": exact_gelu,
   "of_linen": lambda x: nn.gelu(x, approximate=False),
   "cdf": in_f32(lambda x: x * stats.norm.cdf(x)),
   "cdf_first": in_f32(lambda x: stats.norm.cdf(x, 0.0, 1.0) * x),
@@ -162,234 +172,166 @@ EXACT_GELUS = {
 
 
 def matched(dtype):
-  """Rows: function, name of the prologue, epsilon."""
+  """Returns functions by the name of their prologue and its epsilon."""
   return {
-    **{
-      f"exact_gelu_{name}": (lambda x, w, u, f=f: f(x), "exact_gelu", 0)
-      for name, f in EXACT_GELUS.items()
-    },
-    "linen_rms": (linen(nn.RMSNorm(dtype=dtype)), RMS_ROWS, 1e-6),
-    "linen_layer": (linen(nn.LayerNorm(dtype=dtype)), LAYER_ROWS, 1e-6),
-    "linen_slow_variance": (
-      linen(nn.LayerNorm(dtype=dtype, use_fast_variance=False, use_bias=False)),
-      LAYER,
-      1e-6,
-    ),
-    "nnx_rms": (of_nnx(nnx.RMSNorm, dtype), RMS_ROWS, 1e-6),
-    "nnx_layer": (of_nnx(nnx.LayerNorm, dtype), LAYER_ROWS, 1e-6),
-    "llama": (llama, RMS_ROWS, 1e-6),
-    "jitted": (jax.jit(llama), RMS_ROWS, 1e-6),
-    "checkpointed": (jax.checkpoint(llama), RMS_ROWS, 1e-6),
-    "gemma": (gemma, RMS_ROWS, 1e-6),
-    "own_rms": (lambda x, w, u: jp.nn.rms_norm(x, w), RMS_ROWS, 1e-6),
-    "own_layer": (lambda x, w, u: jp.nn.layer_norm(x, w, w), LAYER_ROWS, 1e-5),
-    "without_weight": (lambda x, w, u: llama(x, 1.0), RMS, 1e-6),
-    "norm_of_norm": (lambda x, w, u: llama(llama(x, w), w), RMS_ROWS, 1e-6),
-    "norm_of_silu": (lambda x, w, u: llama(silu(x, w, u), w), RMS_ROWS, 1e-6),
-    "layer_by_hand": (by_hand, LAYER_ROWS, 1e-5),
-    "of_variance": (of_variance, LAYER, 1e-5),
-    "standardize": (
-      lambda x, w, u: jax.nn.standardize(x),
-      "layer_norm",
-      1e-5,
-    ),
-    "silu": (silu, SILU, 0),
-    "silu_by_hand": (lambda x, w, u: u * (x * jax.nn.sigmoid(x)), SILU, 0),
-    "silu_of_products": (lambda x, w, u: silu(x * w, w, u * w), SILU, 0),
-    "silu_of_split": (
-      lambda x, w, u: split_silu(jnp.concatenate([x, u], -1)),
-      "silu_and_mul with split halves",
-      0,
-    ),
-    "gelu_of_slices": (
-      lambda x, w, u: sliced_gelu(jnp.concatenate([x, u], -1)),
-      "gelu_and_mul with split halves",
-      0,
-    ),
-    "silu_of_swapped_halves": (
-      lambda x, w, u: split_silu(jnp.concatenate([x, u], -1)[..., ::-1]),
-      "silu_and_mul with split halves",
-      0,
-    ),
-    "silu_of_other_slices": (
-      lambda x, w, u: silu(x[..., 32:], w, x[..., :32]),
-      SILU,
-      0,
-    ),
-    "root_of_rows": (
-      lambda x, w, u: (
+    (RMS_ROWS, 1e-6): {
+      "linen_rms": linen(nn.RMSNorm(dtype=dtype)),
+      "nnx_rms": of_nnx(nnx.RMSNorm, dtype),
+      "llama": llama,
+      "jitted": jax.jit(llama),
+      "checkpointed": jax.checkpoint(llama),
+      "gemma": gemma,
+      "own_rms": lambda x, w, u: jp.nn.rms_norm(x, w),
+      "norm_of_norm": lambda x, w, u: llama(llama(x, w), w),
+      "norm_of_silu": lambda x, w, u: llama(silu(x, w, u), w),
+      "root_of_rows": lambda x, w, u: (
         x * lax.rsqrt(jnp.mean(x * x, -1) + 1e-6)[..., None] * w
       ),
-      RMS_ROWS,
-      1e-6,
-    ),
-    "reshaped": (
-      lambda x, w, u: llama(x, w).reshape(-1, SIZE),
-      RMS_ROWS,
-      1e-6,
-    ),
-    "split_and_reshaped": (
-      lambda x, w, u: split_silu(jnp.concatenate([x, u], -1)).reshape(-1, SIZE),
-      "silu_and_mul with split halves",
-      0,
-    ),
-    "power": (lambda x, w, u: x * (mean(x * x) + 1e-6) ** -0.5, RMS, 1e-6),
-    "swigluoai": (
-      lambda x, w, u: swigluoai(4 * x, 4 * u),
-      "swigluoai with up",
-      0,
-    ),
-    "swigluoai_of_another_limit": (
-      lambda x, w, u: swigluoai(x, u, alpha=-0.5, limit=1.0),
-      "swigluoai with up",
-      0,
-    ),
-    "swigluoai_of_clamp": (
-      lambda x, w, u: (
+      "reshaped": lambda x, w, u: llama(x, w).reshape(-1, SIZE),
+    },
+    (LAYER_ROWS, 1e-6): {
+      "linen_layer": linen(nn.LayerNorm(dtype=dtype)),
+      "nnx_layer": of_nnx(nnx.LayerNorm, dtype),
+    },
+    (LAYER, 1e-6): {
+      "linen_slow_variance": linen(
+        nn.LayerNorm(dtype=dtype, use_fast_variance=False, use_bias=False)
+      ),
+    },
+    (LAYER_ROWS, 1e-5): {
+      "own_layer": lambda x, w, u: jp.nn.layer_norm(x, w, w),
+      "layer_by_hand": by_hand,
+    },
+    (RMS, 1e-6): {
+      "without_weight": lambda x, w, u: llama(x, 1.0),
+      "power": lambda x, w, u: x * (mean(x * x) + 1e-6) ** -0.5,
+    },
+    (LAYER, 1e-5): {"of_variance": of_variance},
+    ("layer_norm", 1e-5): {
+      "standardize": lambda x, w, u: jax.nn.standardize(x)
+    },
+    (SILU, 0): {
+      "silu": silu,
+      "silu_by_hand": lambda x, w, u: u * (x * jax.nn.sigmoid(x)),
+      "silu_of_products": lambda x, w, u: silu(x * w, w, u * w),
+      "silu_of_other_slices": lambda x, w, u: silu(x[..., 32:], w, x[..., :32]),
+      "silu_with_one_bias": lambda x, w, u: silu(x + w, None, u),
+      "silu_of_a_clipped_gate": lambda x, w, u: silu(
+        jnp.minimum(x, 0.5), None, jnp.clip(u, -0.5, 0.5)
+      ),
+      "swish": lambda x, w, u: nn.swish(x) * u,
+      "own_silu_and_mul": lambda x, w, u: jp.nn.silu_and_mul(x, u),
+    },
+    ("silu_and_mul with split halves", 0): {
+      "silu_of_split": lambda x, w, u: split_silu(joined(x, u)),
+      "silu_of_swapped_halves": lambda x, w, u: split_silu(
+        joined(x, u)[..., ::-1]
+      ),
+      "split_and_reshaped": lambda x, w, u: split_silu(joined(x, u)).reshape(
+        -1, SIZE
+      ),
+    },
+    ("gelu_and_mul with split halves", 0): {
+      "gelu_of_slices": lambda x, w, u: sliced_gelu(joined(x, u)),
+      "own_gelu_and_mul": lambda x, w, u: jp.nn.gelu_and_mul(joined(x, u)),
+    },
+    ("swigluoai with up", 0): {
+      "swigluoai": lambda x, w, u: swigluoai(4 * x, 4 * u),
+      "swigluoai_of_another_limit": lambda x, w, u: swigluoai(
+        x, u, alpha=-0.5, limit=1.0
+      ),
+      "swigluoai_of_clamp": lambda x, w, u: (
         (1 + lax.clamp(u.dtype.type(-0.5), u, u.dtype.type(0.5)))
         * (gate := jnp.minimum(0.5, x))
         * jax.nn.sigmoid(gate)
       ),
-      "swigluoai with up",
-      0,
-    ),
-    "interleaved": (
-      lambda x, w, u: interleaved(jnp.concatenate([x, u], -1)),
-      "swigluoai with interleaved halves",
-      0,
-    ),
-    "interleaved_pairs": (
-      lambda x, w, u: interleaved(jnp.concatenate([x, u], -1), pairs=True),
-      "swigluoai with interleaved halves",
-      0,
-    ),
-    "interleaved_with_bias": (
-      lambda x, w, u: interleaved(
-        jnp.concatenate([x, u], -1), bias=jnp.concatenate([w, w + 1])
+      "swigluoai_of_swapped_pairs": lambda x, w, u: swigluoai(
+        *jnp.unstack(joined(x, u).reshape(2, 32, -1, 2), axis=-1)[::-1]
       ),
-      "swigluoai with bias, interleaved halves",
-      0,
-    ),
-    "swigluoai_of_split": (
-      lambda x, w, u: swigluoai(*jnp.split(jnp.concatenate([x, u], -1), 2, -1)),
-      "swigluoai with split halves",
-      0,
-    ),
-    "swigluoai_of_paired_halves": (
-      lambda x, w, u: swigluoai(
-        *jnp.unstack(jnp.concatenate([x, u], -1).reshape(2, 32, 2, -1), axis=-2)
+      "own_swigluoai": lambda x, w, u: jp.nn.swigluoai(x, u),
+    },
+    ("swigluoai with interleaved halves", 0): {
+      "interleaved": lambda x, w, u: interleaved(joined(x, u)),
+      "interleaved_pairs": lambda x, w, u: interleaved(
+        joined(x, u), pairs=True
       ),
-      "swigluoai with split halves",
-      0,
-    ),
-    "swigluoai_of_swapped_pairs": (
-      lambda x, w, u: swigluoai(
-        *jnp.unstack(
-          jnp.concatenate([x, u], -1).reshape(2, 32, -1, 2), axis=-1
-        )[::-1]
+    },
+    ("swigluoai with bias, interleaved halves", 0): {
+      "interleaved_with_bias": lambda x, w, u: interleaved(
+        joined(x, u), bias=jnp.concatenate([w, w + 1])
       ),
-      "swigluoai with up",
-      0,
-    ),
-    "own_swigluoai": (
-      lambda x, w, u: jp.nn.swigluoai(x, u),
-      "swigluoai with up",
-      0,
-    ),
-    "silu_with_bias": (
-      lambda x, w, u: silu(x + w, None, w * 2 + u),
-      "silu_and_mul with up, bias",
-      0,
-    ),
-    "silu_with_one_bias": (lambda x, w, u: silu(x + w, None, u), SILU, 0),
-    "silu_of_a_clipped_gate": (
-      lambda x, w, u: silu(jnp.minimum(x, 0.5), None, jnp.clip(u, -0.5, 0.5)),
-      SILU,
-      0,
-    ),
-    "swish": (lambda x, w, u: nn.swish(x) * u, SILU, 0),
-    "only_silu": (lambda x, w, u: jax.nn.silu(x), "silu", 0),
-    "only_silu_by_hand": (
-      lambda x, w, u: jax.nn.sigmoid(x) * x,
-      "silu",
-      0,
-    ),
-    "only_silu_of_a_number": (lambda x, w, u: jax.nn.silu(2 * x), "silu", 0),
-    "only_gelu": (lambda x, w, u: nn.gelu(x), "gelu", 0),
-    "only_gelu_with_bias": (
-      lambda x, w, u: nn.gelu((x + w).astype(jnp.float32)).astype(x.dtype),
-      "gelu with bias",
-      0,
-    ),
-    "gelu_of_haiku": (
-      lambda x, w, u: hk.transform(
+    },
+    ("swigluoai with split halves", 0): {
+      "swigluoai_of_split": lambda x, w, u: swigluoai(
+        *jnp.split(joined(x, u), 2, -1)
+      ),
+      "swigluoai_of_paired_halves": lambda x, w, u: swigluoai(
+        *jnp.unstack(joined(x, u).reshape(2, 32, 2, -1), axis=-2)
+      ),
+    },
+    ("silu_and_mul with up, bias", 0): {
+      "silu_with_bias": lambda x, w, u: silu(x + w, None, w * 2 + u)
+    },
+    ("silu", 0): {
+      "only_silu": lambda x, w, u: jax.nn.silu(x),
+      "only_silu_by_hand": lambda x, w, u: jax.nn.sigmoid(x) * x,
+      "only_silu_of_a_number": lambda x, w, u: jax.nn.silu(2 * x),
+    },
+    ("gelu", 0): {
+      "only_gelu": lambda x, w, u: nn.gelu(x),
+      "gelu_of_haiku": lambda x, w, u: hk.transform(
         lambda x: hk.Sequential([hk.Flatten(2), jax.nn.gelu])(x)
       ).apply({}, None, x),
-      "gelu",
-      0,
-    ),
-    "relu": (lambda x, w, u: jax.nn.relu(x), "relu", 0),
-    "relu_with_bias": (
-      lambda x, w, u: jax.jit(nnx.relu)(w + x).reshape(-1, SIZE),
-      "relu with bias",
-      0,
-    ),
-    "relu_by_hand": (lambda x, w, u: jnp.maximum(0, x), "relu", 0),
-    "relu_of_relu": (
-      lambda x, w, u: jax.nn.relu(jax.nn.relu(x) - 1),
-      "relu",
-      0,
-    ),
-    "own_relu": (lambda x, w, u: jp.nn.relu(x, bias=w), "relu with bias", 0),
-    "gelu": (gelu, GELU, 0),
-    "own_silu": (lambda x, w, u: jp.nn.silu(x, bias=w), "silu with bias", 0),
-    "own_silu_and_mul": (lambda x, w, u: jp.nn.silu_and_mul(x, u), SILU, 0),
-    "own_gelu": (lambda x, w, u: jp.nn.gelu(x, bias=w), "gelu with bias", 0),
-    "own_gelu_and_mul": (
-      lambda x, w, u: jp.nn.gelu_and_mul(jnp.concatenate([x, u], -1)),
-      "gelu_and_mul with split halves",
-      0,
-    ),
-    "own_exact_gelu": (
-      lambda x, w, u: jp.nn.gelu(x, approximate=False, bias=w),
-      "exact_gelu with bias",
-      0,
-    ),
-    "own_exact_gelu_and_mul": (
-      lambda x, w, u: jp.nn.gelu_and_mul(x, u, approximate=False),
-      "exact_gelu_and_mul with up",
-      0,
-    ),
-    "exact_gelu": (
-      lambda x, w, u: jax.nn.gelu(x + w, approximate=False),
-      "exact_gelu with bias",
-      0,
-    ),
-    "exact_gelu_and_mul": (
-      lambda x, w, u: nn.gelu(x, approximate=False) * u,
-      "exact_gelu_and_mul with up",
-      0,
-    ),
-    "exact_gelu_of_a_number": (
-      lambda x, w, u: jax.nn.gelu(2 * x, approximate=False),
-      "exact_gelu",
-      0,
-    ),
-    "exact_gelu_of_products": (
-      lambda x, w, u: u * x * (lax.erf(x.dtype.type(0.5**0.5) * x) + 1) / 2,
-      "exact_gelu_and_mul with up",
-      0,
-    ),
-    "gelu_by_hand": (
-      lambda x, w, u: (
+    },
+    ("gelu with bias", 0): {
+      "only_gelu_with_bias": lambda x, w, u: nn.gelu(
+        (x + w).astype(jnp.float32)
+      ).astype(x.dtype),
+      "own_gelu": lambda x, w, u: jp.nn.gelu(x, bias=w),
+    },
+    ("relu", 0): {
+      "relu": lambda x, w, u: jax.nn.relu(x),
+      "relu_by_hand": lambda x, w, u: jnp.maximum(0, x),
+      "relu_of_relu": lambda x, w, u: jax.nn.relu(jax.nn.relu(x) - 1),
+    },
+    ("relu with bias", 0): {
+      "relu_with_bias": lambda x, w, u: jax.jit(nnx.relu)(w + x).reshape(
+        -1, SIZE
+      ),
+      "own_relu": lambda x, w, u: jp.nn.relu(x, bias=w),
+    },
+    (GELU, 0): {
+      "gelu": gelu,
+      "gelu_by_hand": lambda x, w, u: (
         0.5
         * x
         * (1 + jnp.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x * x * x)))
         * u
       ),
-      GELU,
-      0,
-    ),
+    },
+    ("silu with bias", 0): {"own_silu": lambda x, w, u: jp.nn.silu(x, bias=w)},
+    ("exact_gelu with bias", 0): {
+      "own_exact_gelu": lambda x, w, u: jp.nn.gelu(
+        x, approximate=False, bias=w
+      ),
+      "exact_gelu": lambda x, w, u: exact_gelu(x + w),
+    },
+    ("exact_gelu_and_mul with up", 0): {
+      "own_exact_gelu_and_mul": lambda x, w, u: jp.nn.gelu_and_mul(
+        x, u, approximate=False
+      ),
+      "exact_gelu_and_mul": lambda x, w, u: nn.gelu(x, approximate=False) * u,
+      "exact_gelu_of_products": lambda x, w, u: (
+        u * x * (lax.erf(x.dtype.type(0.5**0.5) * x) + 1) / 2
+      ),
+    },
+    ("exact_gelu", 0): {
+      "exact_gelu_of_a_number": lambda x, w, u: exact_gelu(2 * x),
+      **{
+        f"exact_gelu_{name}": lambda x, w, u, f=f: f(x)
+        for name, f in EXACT_GELUS.items()
+      },
+    },
   }
 
 
@@ -400,289 +342,210 @@ def selected(w, is_positive, size=jnp.abs):
   return 0.5 * jnp.where(jnp.abs(w) < 0.7, 1 + lax.erf(w), tails)
 
 
-# Rows: function, part of the reason; None if nothing is like a pattern.
+def dropped(x):
+  dropout = nn.Dropout(0.1, deterministic=False)
+  return dropout.apply({}, x, rngs={"dropout": jax.random.key(0)})
+
+
+def one_device():
+  return jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+# Functions by a part of the reason; None if nothing is like a pattern.
 NEAR = {
-  "other_axis": (
-    lambda x, w, u: x * lax.rsqrt(jnp.mean(x * x, -2, keepdims=True) + 1e-6),
-    "its root is not that of a mean square",
-  ),
-  "all_axes": (
-    lambda x, w, u: x * lax.rsqrt(jnp.mean(x * x) + 1e-6),
-    "mean is over dimensions [0, 1, 2]",
-  ),
-  "sum": (
-    lambda x, w, u: x * lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6),
-    "its root is not that of a mean square",
-  ),
-  "unbiased": (
-    lambda x, w, u: (
+  "its root is not that of a mean square": {
+    "other_axis": lambda x, w, u: (
+      x * lax.rsqrt(jnp.mean(x * x, -2, keepdims=True) + 1e-6)
+    ),
+    "sum": lambda x, w, u: (
+      x * lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6)
+    ),
+    "product_of_two": lambda x, w, u: x * lax.rsqrt(mean(x * u) + 1e-6) * w,
+  },
+  "mean is over dimensions [0, 1, 2]": {
+    "all_axes": lambda x, w, u: x * lax.rsqrt(jnp.mean(x * x) + 1e-6)
+  },
+  "divided by 63, not by the 64 features": {
+    "unbiased": lambda x, w, u: (
       (x - mean(x)) * lax.rsqrt(jnp.var(x, -1, ddof=1, keepdims=True) + 1e-5)
     ),
-    "divided by 63, not by the 64 features",
-  ),
-  "epsilon_after_root": (
-    lambda x, w, u: x / (jnp.sqrt(mean(x * x)) + 1e-6) * w,
-    "the result is not x / sqrt",
-  ),
-  "epsilon_of_rows": (
-    lambda x, w, u: x * lax.rsqrt(mean(x * x) + mean(u)),
-    "its root is not that of a mean and one number",
-  ),
-  "square_of_another": (
-    lambda x, w, u: x * lax.rsqrt(mean(u * u) + 1e-6) * w,
-    "the result is not x / sqrt",
-  ),
-  "product_of_two": (
-    lambda x, w, u: x * lax.rsqrt(mean(x * u) + 1e-6) * w,
-    "its root is not that of a mean square",
-  ),
-  "not_centered_above": (
-    lambda x, w, u: x * lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5),
-    "the result is not (x - mean(x)) / sqrt",
-  ),
-  "addition_between": (
-    lambda x, w, u: llama(x, w) + u,
-    "something else than one bias for each feature is added to it",
-  ),
-  "subtraction_between": (
-    lambda x, w, u: llama(x, w) - u,
-    "the result is not x / sqrt",
-  ),
-  "bias_without_mean": (
-    lambda x, w, u: llama(x, w) + w,
-    "a bias is added to an RMS norm",
-  ),
-  "scaled": (lambda x, w, u: 8 * llama(x, w), "else than one weight"),
-  "weight_of_columns": (
-    lambda x, w, u: llama(x, u[:, :, :1]),
-    "multiplied by something else than one weight",
-  ),
-  "two_weights": (
-    lambda x, w, u: w * llama(x, u[:1, :1]),
-    "multiplied by something else than one weight",
-  ),
-  "columns_reshaped": (
-    lambda x, w, u: llama(x, w).reshape(2, 64, 32),
-    "a reshape is between it and the matmul",
-  ),
-  "slice_between": (
-    lambda x, w, u: llama(x, w)[:, -1:],
-    "a slice is between it and the matmul",
-  ),
-  "index_between": (
-    lambda x, w, u: llama(x, w)[:, -1],
-    "a slice is between it and the matmul",
-  ),
-  "rows_taken": (
-    lambda x, w, u: llama(x, w)[:, jnp.array([3, 1])],
-    "a gather is between it and the matmul",
-  ),
-  "transpose_between": (
-    lambda x, w, u: silu(x, w, u).mT,
-    "a transpose is between it and the matmul",
-  ),
-  "stop_gradient_between": (
-    lambda x, w, u: lax.stop_gradient(swigluoai(x, u)),
-    "a stop_gradient is between it and the matmul",
-  ),
-  "dropout_between": (
-    lambda x, w, u: nn.Dropout(0.1, deterministic=False).apply(
-      {}, llama(x, w), rngs={"dropout": jax.random.key(0)}
+  },
+  "the result is not x / sqrt": {
+    "epsilon_after_root": lambda x, w, u: (
+      x / (jnp.sqrt(mean(x * x)) + 1e-6) * w
     ),
-    "dropout or a mask is between it and the matmul",
-  ),
-  "dropout_of_another": (
-    lambda x, w, u: nn.Dropout(0.1, deterministic=False).apply(
-      {}, llama(x, w) + u, rngs={"dropout": jax.random.key(0)}
+    "square_of_another": lambda x, w, u: x * lax.rsqrt(mean(u * u) + 1e-6) * w,
+    "subtraction_between": lambda x, w, u: llama(x, w) - u,
+  },
+  "its root is not that of a mean and one number": {
+    "epsilon_of_rows": lambda x, w, u: x * lax.rsqrt(mean(x * x) + mean(u))
+  },
+  "the result is not (x - mean(x)) / sqrt": {
+    "not_centered_above": lambda x, w, u: (
+      x * lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5)
     ),
-    None,
-  ),
-  "slice_of_another": (lambda x, w, u: (llama(x, w) + u)[:, -1:], None),
-  "sharding_constraint": (
-    lambda x, w, u: lax.with_sharding_constraint(
-      llama(x, w), jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  },
+  "something else than one bias for each feature is added to it": {
+    "addition_between": lambda x, w, u: llama(x, w) + u
+  },
+  "a bias is added to an RMS norm": {
+    "bias_without_mean": lambda x, w, u: llama(x, w) + w
+  },
+  "multiplied by something else than one weight": {
+    "scaled": lambda x, w, u: 8 * llama(x, w),
+    "weight_of_columns": lambda x, w, u: llama(x, u[:, :, :1]),
+    "two_weights": lambda x, w, u: w * llama(x, u[:1, :1]),
+  },
+  "a reshape is between it and the matmul": {
+    "columns_reshaped": lambda x, w, u: llama(x, w).reshape(2, 64, 32)
+  },
+  "a slice is between it and the matmul": {
+    "slice_between": lambda x, w, u: llama(x, w)[:, -1:],
+    "index_between": lambda x, w, u: llama(x, w)[:, -1],
+    "slice_of_relu": lambda x, w, u: jax.nn.relu(x)[:, -1:],
+  },
+  "a gather is between it and the matmul": {
+    "rows_taken": lambda x, w, u: llama(x, w)[:, jnp.array([3, 1])]
+  },
+  "a transpose is between it and the matmul": {
+    "transpose_between": lambda x, w, u: silu(x, w, u).mT
+  },
+  "a stop_gradient is between it and the matmul": {
+    "stop_gradient_between": lambda x, w, u: lax.stop_gradient(swigluoai(x, u))
+  },
+  "dropout or a mask is between it and the matmul": {
+    "dropout_between": lambda x, w, u: dropped(llama(x, w)),
+  },
+  None: {
+    "dropout_of_another": lambda x, w, u: dropped(llama(x, w) + u),
+    "slice_of_another": lambda x, w, u: (llama(x, w) + u)[:, -1:],
+    "quarter_of_erf": lambda x, w, u: x * (0.5 + 0.25 * lax.erf(x / ROOT)),
+    "ndtr_with_swapped_tails": lambda x, w, u: (
+      x * selected(x / ROOT, lambda w: w < 0)
     ),
-    "a sharding constraint is between it and the matmul",
-  ),
-  "jit_with_shardings": (
-    lambda x, w, u: jax.jit(
-      llama, out_shardings=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    "ndtr_with_other_tails": lambda x, w, u: (
+      x * selected(x / ROOT, lambda w: w > 1)
+    ),
+    "ndtr_of_two": lambda x, w, u: x * selected(x / ROOT, lambda w: u > 0),
+    "ndtr_without_sizes": lambda x, w, u: (
+      x * selected(x / ROOT, lambda w: w > 0, lambda w: w)
+    ),
+    "leaky_relu": lambda x, w, u: jax.nn.leaky_relu(x),
+    "squared_relu": lambda x, w, u: jnp.square(jax.nn.relu(x)),
+    "maximum_of_two": lambda x, w, u: jnp.maximum(x, u),
+    "maximum_of_another_number": lambda x, w, u: jnp.maximum(x, 1),
+    "relu_of_integers": lambda x, w, u: jnp.maximum(x.astype(int), 0).astype(
+      x.dtype
+    ),
+    "tanh": lambda x, w, u: jnp.tanh(x) * u,
+    "argument": lambda x, w, u: x,
+  },
+  "a sharding constraint is between it and the matmul": {
+    "sharding_constraint": lambda x, w, u: lax.with_sharding_constraint(
+      llama(x, w), one_device()
+    ),
+    "jit_with_shardings": lambda x, w, u: jax.jit(
+      llama, out_shardings=one_device()
     )(x, w),
-    "a sharding constraint is between it and the matmul",
-  ),
-  "gelu_of_another_constant": (
-    lambda x, w, u: (
+  },
+  "not the tanh approx": {
+    "gelu_of_another_constant": lambda x, w, u: (
       0.5 * x * (1 + jnp.tanh(0.8 * (x + 0.044715 * x * x * x))) * u
     ),
-    "not the tanh approx",
-  ),
-  "erf_of_another_number": (
-    lambda x, w, u: x * (1 + lax.erf(0.7 * x)) / 2,
-    "it is not gelu, of erf(0.707 * x)",
-  ),
-  "one_minus_erf": (
-    lambda x, w, u: 0.5 * x * (1 - lax.erf(x / ROOT)),
-    "it is not gelu, of erfc(-0.707 * x)",
-  ),
-  "quarter_of_erf": (
-    lambda x, w, u: x * (0.5 + 0.25 * lax.erf(x / ROOT)),
-    None,
-  ),
-  "cdf_of_another_scale": (
-    lambda x, w, u: x * stats.norm.cdf(x, 0, 2),
-    "the result is not gelu(gate) * up",
-  ),
-  "cdf_of_another": (
-    lambda x, w, u: x * stats.norm.cdf(u),
-    "the result is not gelu(gate) * up",
-  ),
-  "survival_function": (
-    lambda x, w, u: x * stats.norm.sf(x),
-    "the result is not gelu(gate) * up",
-  ),
-  "ndtr_with_swapped_tails": (
-    lambda x, w, u: x * selected(x / ROOT, lambda w: w < 0),
-    None,
-  ),
-  "ndtr_with_other_tails": (
-    lambda x, w, u: x * selected(x / ROOT, lambda w: w > 1),
-    None,
-  ),
-  "ndtr_of_two": (
-    lambda x, w, u: x * selected(x / ROOT, lambda w: u > 0),
-    None,
-  ),
-  "ndtr_without_sizes": (
-    lambda x, w, u: x * selected(x / ROOT, lambda w: w > 0, lambda w: w),
-    None,
-  ),
-  "erfc_of_x": (
-    lambda x, w, u: 0.5 * x * lax.erfc(np.float32(0.5**0.5) * x),
-    "it is not gelu, of erfc(-0.707 * x)",
-  ),
-  "erf_of_a_product": (
-    lambda x, w, u: x * (1 + lax.erf(np.float32(0.5**0.5) * x * u)) / 2,
-    "it is not gelu, of erf(0.707 * x)",
-  ),
-  "erf_of_another": (
-    lambda x, w, u: 0.5 * x * (1 + lax.erf(u / np.float32(2**0.5))),
-    "the result is not gelu(gate) * up",
-  ),
-  "only_quick_gelu": (
-    lambda x, w, u: x * jax.nn.sigmoid(1.702 * x),
-    "it is x * sigmoid(alpha * x), not silu or gelu",
-  ),
-  "exact_gelu_without_half": (
-    lambda x, w, u: x * (1 + lax.erf(x / np.float32(2**0.5))),
-    "it is also multiplied by a number",
-  ),
-  "half_of_silu": (lambda x, w, u: 0.5 * jax.nn.silu(x), "multiplied by a num"),
-  "slice_of_relu": (
-    lambda x, w, u: jax.nn.relu(x)[:, -1:],
-    "a slice is between it and the matmul",
-  ),
-  "relu6": (
-    lambda x, w, u: jax.nn.relu6(x),
-    "a clip is between it and the matmul",
-  ),
-  "another_added_to_silu": (
-    lambda x, w, u: jax.nn.silu(x) + u,
-    "another value is added to it",
-  ),
-  "row_times_silu": (
-    lambda x, w, u: jax.nn.silu(x) * w,
-    "an operand has shape [1, 1, 64], not [2, 32, 64]",
-  ),
-  "row_outside_of_jit": (
-    lambda x, w, u: jax.jit(lambda x: jax.nn.silu(x * 2))(x),
-    "a jitted or checkpointed function computes one of its operands",
-  ),
-  "leaky_relu": (lambda x, w, u: jax.nn.leaky_relu(x), None),
-  "squared_relu": (lambda x, w, u: jnp.square(jax.nn.relu(x)), None),
-  "maximum_of_two": (lambda x, w, u: jnp.maximum(x, u), None),
-  "maximum_of_another_number": (lambda x, w, u: jnp.maximum(x, 1), None),
-  "relu_of_integers": (
-    lambda x, w, u: jnp.maximum(x.astype(int), 0).astype(x.dtype),
-    None,
-  ),
-  "transposed_factor": (
-    lambda x, w, u: jax.nn.silu(x).mT * u.mT,
-    "one of its factors is transposed, not all",
-  ),
-  "two_factors": (
-    lambda x, w, u: jax.nn.silu(x) * u * jnp.tanh(u),
-    "two arrays are multiplied by the activation",
-  ),
-  "half": (lambda x, w, u: 0.5 * silu(x, w, u), "multiplied by a number"),
-  "sigmoid_of_another": (
-    lambda x, w, u: x * jax.nn.sigmoid(u) * u[::-1],
-    "the result is not gate * sigmoid(gate) * up",
-  ),
-  "quick_gelu": (
-    lambda x, w, u: x * jax.nn.sigmoid(1.702 * x) * u,
-    "it is not gate * sigmoid(alpha * gate) * (up + 1) of min(gate, limit)",
-  ),
-  "gate_is_also_clipped_below": (
-    lambda x, w, u: swigluoai(jnp.maximum(x, -7), u),
-    "it is not gate * sigmoid(alpha * gate) * (up + 1) of min(gate, limit)",
-  ),
-  "limits_differ": (
-    lambda x, w, u: swigluoai(jnp.minimum(x, 6), u),
-    "it is not gate * sigmoid(alpha * gate) * (up + 1) of min(gate, limit)",
-  ),
-  "up_is_clipped_above_only": (
-    lambda x, w, u: (
-      jnp.minimum(x, 7)
-      * jax.nn.sigmoid(1.702 * jnp.minimum(x, 7))
-      * (jnp.minimum(u, 7) + 1)
+    "softcap": lambda x, w, u: (1 + jnp.tanh(x)) * u,
+  },
+  "it is not gelu, of erf(0.707 * x)": {
+    "erf_of_another_number": lambda x, w, u: x * (1 + lax.erf(0.7 * x)) / 2,
+    "erf_of_a_product": lambda x, w, u: (
+      x * (1 + lax.erf(np.float32(0.5**0.5) * x * u)) / 2
     ),
-    "the result is not gate * sigmoid(alpha * gate) * (up + 1)",
-  ),
-  "up_plus_two": (
-    lambda x, w, u: (
+  },
+  "it is not gelu, of erfc(-0.707 * x)": {
+    "one_minus_erf": lambda x, w, u: 0.5 * x * (1 - lax.erf(x / ROOT)),
+    "erfc_of_x": lambda x, w, u: 0.5 * x * lax.erfc(np.float32(0.5**0.5) * x),
+  },
+  "the result is not gelu(gate) * up": {
+    "cdf_of_another_scale": lambda x, w, u: x * stats.norm.cdf(x, 0, 2),
+    "cdf_of_another": lambda x, w, u: x * stats.norm.cdf(u),
+    "survival_function": lambda x, w, u: x * stats.norm.sf(x),
+    "erf_of_another": lambda x, w, u: (
+      0.5 * x * (1 + lax.erf(u / np.float32(2**0.5)))
+    ),
+  },
+  "it is x * sigmoid(alpha * x), not silu or gelu": {
+    "only_quick_gelu": lambda x, w, u: x * jax.nn.sigmoid(1.702 * x)
+  },
+  "also multiplied by a number": {
+    "exact_gelu_without_half": lambda x, w, u: (
+      x * (1 + lax.erf(x / np.float32(2**0.5)))
+    ),
+    "gelu_without_half": lambda x, w, u: 2 * gelu(x, w, u),
+    "half": lambda x, w, u: 0.5 * silu(x, w, u),
+    "half_of_silu": lambda x, w, u: 0.5 * jax.nn.silu(x),
+  },
+  "a clip is between it and the matmul": {
+    "relu6": lambda x, w, u: jax.nn.relu6(x)
+  },
+  "another value is added to it": {
+    "another_added_to_silu": lambda x, w, u: jax.nn.silu(x) + u
+  },
+  "an operand has shape [1, 1, 64], not [2, 32, 64]": {
+    "row_times_silu": lambda x, w, u: jax.nn.silu(x) * w
+  },
+  "a jitted or checkpointed function computes one of its operands": {
+    "row_outside_of_jit": lambda x, w, u: jax.jit(lambda x: jax.nn.silu(x * 2))(
+      x
+    ),
+  },
+  "one of its factors is transposed, not all": {
+    "transposed_factor": lambda x, w, u: jax.nn.silu(x).mT * u.mT
+  },
+  "two arrays are multiplied by the activation": {
+    "two_factors": lambda x, w, u: jax.nn.silu(x) * u * jnp.tanh(u)
+  },
+  "the result is not gate * sigmoid(gate) * up": {
+    "sigmoid_of_another": lambda x, w, u: x * jax.nn.sigmoid(u) * u[::-1],
+    "glu": lambda x, w, u: jax.nn.sigmoid(x) * u,
+  },
+  "it is not gate * sigmoid(alpha * gate) * (up + 1) of min(gate, limit)": {
+    "quick_gelu": lambda x, w, u: x * jax.nn.sigmoid(1.702 * x) * u,
+    "gate_is_also_clipped_below": lambda x, w, u: swigluoai(
+      jnp.maximum(x, -7), u
+    ),
+    "limits_differ": lambda x, w, u: swigluoai(jnp.minimum(x, 6), u),
+    "up_plus_two": lambda x, w, u: (
       (g := jnp.minimum(x, 7))
       * jax.nn.sigmoid(1.702 * g)
       * (jnp.clip(u, -7, 7) + 2)
     ),
-    "it is not gate * sigmoid(alpha * gate) * (up + 1) of min(gate, limit)",
-  ),
-  "sigmoid_of_the_unclipped_gate": (
-    lambda x, w, u: (
+  },
+  "the result is not gate * sigmoid(alpha * gate) * (up + 1)": {
+    "up_is_clipped_above_only": lambda x, w, u: (
+      jnp.minimum(x, 7)
+      * jax.nn.sigmoid(1.702 * jnp.minimum(x, 7))
+      * (jnp.minimum(u, 7) + 1)
+    ),
+    "sigmoid_of_the_unclipped_gate": lambda x, w, u: (
       jnp.minimum(x, 7) * jax.nn.sigmoid(1.702 * x) * (jnp.clip(u, -7, 7) + 1)
     ),
-    "the result is not gate * sigmoid(alpha * gate) * (up + 1)",
-  ),
-  "glu": (
-    lambda x, w, u: jax.nn.sigmoid(x) * u,
-    "the result is not gate * sigmoid(gate) * up",
-  ),
-  "softcap": (lambda x, w, u: (1 + jnp.tanh(x)) * u, "not the tanh approx"),
-  "gelu_without_half": (
-    lambda x, w, u: 2 * gelu(x, w, u),
-    "also multiplied by a number",
-  ),
-  "tanh": (lambda x, w, u: jnp.tanh(x) * u, None),
-  "argument": (lambda x, w, u: x, None),
+  },
 }
 
 
 def arrays(dtype):
-  return (
-    normal(*SHAPE, dtype=dtype),
-    normal(SIZE, dtype=dtype),
-    (normal(*SHAPE[::-1], dtype=dtype).T),
-  )
+  x, w = normal(*SHAPE, dtype=dtype), normal(SIZE, dtype=dtype)
+  return x, w, normal(*SHAPE[::-1], dtype=dtype).T
 
 
 class PatternsTest(parameterized.TestCase):
   @parameterized.parameters(jnp.float32, jnp.bfloat16)
   def test_norms_and_activations_of_libraries_are_found(self, dtype):
-    rows = matched(dtype)
+    functions = rows(matched(dtype))
 
     @jax.jit
     def compared(*args):
       results = {}
-      for name, (function, wanted, epsilon) in rows.items():
+      for name, function, (wanted, epsilon) in functions:
         y = function(*args)
         found = patterns.find(y)
         self.assertEqual((found.name, found.reason), (wanted, ""), name)
@@ -750,14 +613,11 @@ class PatternsTest(parameterized.TestCase):
       found.append(patterns.find(y := function(*args)))
       return y.sum()
 
-    rows = matched(jnp.float32)
-    for function, *_ in rows.values():
-      args = arrays(jnp.float32)
+    args = arrays(jnp.float32)
+    for _, function, (wanted, _) in rows(matched(jnp.float32)):
       f = functools.partial(loss, function)
       jax.make_jaxpr(jax.grad(f, argnums=(0, 1, 2)))(*args)
-    wanted = [name for _, name, _ in rows.values()]
-    self.assertEqual([f.name for f in found], wanted)
-    self.assertEqual([f.reason for f in found], [""] * len(rows))
+      self.assertEqual((found[-1].name, found[-1].reason), (wanted, ""))
     w = arrays(jnp.float32)[1]
     for shape in ((1, *SHAPE[1:]), (8, 4, SIZE)):
       f = lambda x, s=shape: found.append(
@@ -766,9 +626,8 @@ class PatternsTest(parameterized.TestCase):
       jax.make_jaxpr(jax.vmap(f))(arrays(jnp.float32)[0])
       self.assertEqual(found[-1].call.x.shape, shape)
 
-  @parameterized.parameters(*NEAR)
-  def test_near_misses_are_not_taken(self, name):
-    function, reason = NEAR[name]
+  @parameterized.named_parameters(*rows(NEAR))
+  def test_near_misses_are_not_taken(self, function, reason):
     found = []
     jax.make_jaxpr(lambda *args: found.append(patterns.find(function(*args))))(
       *arrays(jnp.float32)
@@ -811,6 +670,16 @@ def fused(fn, **options):
   return jp.quantize_dots(fn, "mxfp8", fuse_activations=True, **options)
 
 
+def accepted(fn, **options):
+  options = {"activations": "mxfp8", "fuse_activations": True} | options
+  return jp.accept_quantized(fn, **options)
+
+
+def stored(params):
+  where = lambda p: 0 if p.array.ndim == 2 else False
+  return jp.quantize_params(params, "mxfp8", where=where)[0]
+
+
 def outcomes(function, *args):
   return [(c.name, c.outcome) for c in jp.explain(function, *args).chains]
 
@@ -848,6 +717,11 @@ def scanned(function, x, **options):
   return lax.scan(function, x, length=2, **options)
 
 
+def cast(x, dtype):
+  """Returns x after a cast to another dtype and back."""
+  return x.astype(dtype).astype(x.dtype)
+
+
 def looped(function, x):
   """Returns the result of two trips of a `while` loop."""
   return lax.while_loop(
@@ -856,205 +730,187 @@ def looped(function, x):
 
 
 SIGN = jnp.arange(32)[:, None] % 3 - 1
-BETWEEN = "silu: separate: {} is between it and the matmul"
 WITHIN = "silu: separate: the matmul is inside {}, and silu is not"
 AROUND = "silu: separate: it is inside {}, and the matmul is not"
 FUSED = "silu: fused"
-# Rows: function of a weight [64, 64] and x [32, 64], and the lines of explain.
-OUTCOMES = {
-  "alone": (lambda w, x: jax.nn.silu(x) @ w, [FUSED]),
-  "batch_added": (lambda w, x: jax.nn.silu(x)[None] @ w, [FUSED]),
-  "batch_dropped": (lambda w, x: jax.nn.silu(x[None])[0] @ w, [FUSED]),
-  "rows_in_jit": (lambda w, x: jax.jit(jax.nn.silu)(x) @ w, [FUSED]),
-  "two_matmuls": (
-    lambda w, x: (lambda h: h @ w + h @ (2 * w))(jax.nn.silu(x)),
-    ["silu: fused; XLA also computes it for dot_general"],
-  ),
-  "also_a_result": (
-    lambda w, x: (lambda h: (h @ w, h))(jax.nn.silu(x)),
-    ["silu: fused; XLA also computes it for a result"],
-  ),
-  "cast_to_f8": (
-    lambda w, x: jax.nn.silu(x).astype(jnp.float8_e4m3fn).astype(x.dtype) @ w,
-    [BETWEEN.format("a cast")],
-  ),
-  "cast_to_integers": (
-    lambda w, x: jax.nn.silu(x).astype(int).astype(x.dtype) @ w,
-    [BETWEEN.format("a cast")],
-  ),
-  "reshape_of_features": (
-    lambda w, x: jax.nn.silu(x).reshape(-1, 32) @ w[:32],
-    [BETWEEN.format("a reshape")],
-  ),
-  "mask": (
-    lambda w, x: jnp.where(SIGN > 0, jax.nn.silu(x), 0) @ w,
-    [BETWEEN.format("dropout or a mask")],
-  ),
-  "select": (
-    lambda w, x: jnp.where(SIGN > 0, x, jax.nn.silu(x)) @ w,
-    [BETWEEN.format("a select")],
-  ),
-  "concatenate": (
-    lambda w, x: jnp.concatenate([x, jax.nn.silu(x)]) @ w,
-    [BETWEEN.format("a concatenate")],
-  ),
-  "pad": (
-    lambda w, x: jnp.pad(jax.nn.silu(x), ((0, 1), (0, 0))) @ w,
-    [BETWEEN.format("a pad")],
-  ),
-  "reversal": (
-    lambda w, x: jax.nn.silu(x)[::-1] @ w,
-    [BETWEEN.format("a reversal")],
-  ),
-  "repeat": (
-    lambda w, x: jnp.repeat(jax.nn.silu(x), 2, axis=0) @ w,
-    [BETWEEN.format("a broadcast")],
-  ),
-  "update": (
-    lambda w, x: lax.dynamic_update_slice(x, jax.nn.silu(x[:1]), (0, 0)) @ w,
-    [BETWEEN.format("an update")],
-  ),
-  "rows_set": (
-    lambda w, x: x.at[jnp.arange(3)].set(jax.nn.silu(x[:3])) @ w,
-    [BETWEEN.format("an update")],
-  ),
-  "clip": (
-    lambda w, x: jnp.clip(jax.nn.silu(x), -1, 1) @ w,
-    [BETWEEN.format("a clip")],
-  ),
-  "clamp": (
-    lambda w, x: lax.clamp(-1.0, jax.nn.silu(x), 1.0) @ w,
-    [BETWEEN.format("a clip")],
-  ),
-  "barrier": (
-    lambda w, x: lax.optimization_barrier((x, jax.nn.silu(x)))[1] @ w,
-    [BETWEEN.format("an optimization barrier")],
-  ),
-  "all_gather": (
-    lambda w, x: sharded(
-      lambda x, w: lax.all_gather(jax.nn.silu(x), "rows", tiled=True) @ w, 2
+# Functions of a weight [64, 64] and x [32, 64], by what is after silu.
+BETWEEN = {
+  "a cast": {
+    "cast_to_f8": lambda w, x: cast(nn.silu(x), jnp.float8_e4m3fn) @ w,
+    "cast_to_integers": lambda w, x: cast(nn.silu(x), int) @ w,
+  },
+  "a reshape": {
+    "reshape_of_features": lambda w, x: nn.silu(x).reshape(-1, 32) @ w[:32]
+  },
+  "dropout or a mask": {
+    "mask": lambda w, x: jnp.where(SIGN > 0, nn.silu(x), 0) @ w
+  },
+  "a select": {"select": lambda w, x: jnp.where(SIGN > 0, x, nn.silu(x)) @ w},
+  "a concatenate": {
+    "concatenate": lambda w, x: jnp.concatenate([x, nn.silu(x)]) @ w
+  },
+  "a pad": {"pad": lambda w, x: jnp.pad(nn.silu(x), ((0, 1), (0, 0))) @ w},
+  "a reversal": {"reversal": lambda w, x: nn.silu(x)[::-1] @ w},
+  "a broadcast": {"repeat": lambda w, x: jnp.repeat(nn.silu(x), 2, axis=0) @ w},
+  "an update": {
+    "update": lambda w, x: (
+      lax.dynamic_update_slice(x, nn.silu(x[:1]), (0, 0)) @ w
+    ),
+    "rows_set": lambda w, x: x.at[jnp.arange(3)].set(nn.silu(x[:3])) @ w,
+  },
+  "a clip": {
+    "clip": lambda w, x: jnp.clip(nn.silu(x), -1, 1) @ w,
+    "clamp": lambda w, x: lax.clamp(-1.0, nn.silu(x), 1.0) @ w,
+  },
+  "an optimization barrier": {
+    "barrier": lambda w, x: lax.optimization_barrier((x, nn.silu(x)))[1] @ w,
+  },
+  "an all-gather": {
+    "all_gather": lambda w, x: sharded(
+      lambda x, w: lax.all_gather(nn.silu(x), "rows", tiled=True) @ w, 2
     )(x, w),
-    [BETWEEN.format("an all-gather")],
-  ),
-  "in_checkpoint": (
-    lambda w, x: jax.checkpoint(lambda x, w: jax.nn.silu(x) @ w)(x, w),
-    [FUSED],
-  ),
-  "matmul_in_checkpoint": (
-    lambda w, x: jax.checkpoint(jnp.matmul)(jax.nn.silu(x), w),
-    [WITHIN.format("checkpoint")],
-  ),
-  "in_scan": (
-    lambda w, x: scanned(lambda c, _: (jax.nn.silu(c) @ w, 0), x),
-    [FUSED],
-  ),
-  "carry": (
-    lambda w, x: scanned(lambda c, _: (jax.nn.silu(c @ w), 0), jax.nn.silu(x))[
-      0
-    ]
-    @ w,
-    [WITHIN.format("scan"), AROUND.format("scan")],
-  ),
-  "slices_of_a_scan": (
-    lambda w, x: scanned(
-      lambda c, h: (c, h @ w), x, xs=jax.nn.silu(jnp.stack([x, x]))
+  },
+}
+# Functions by the lines of `explain`.
+OUTCOMES = {
+  **{
+    (f"silu: separate: {between} is between it and the matmul",): each
+    for between, each in BETWEEN.items()
+  },
+  (FUSED,): {
+    "alone": lambda w, x: nn.silu(x) @ w,
+    "batch_added": lambda w, x: nn.silu(x)[None] @ w,
+    "batch_dropped": lambda w, x: nn.silu(x[None])[0] @ w,
+    "rows_in_jit": lambda w, x: jax.jit(nn.silu)(x) @ w,
+    "in_checkpoint": lambda w, x: jax.checkpoint(lambda x, w: nn.silu(x) @ w)(
+      x, w
     ),
-    [WITHIN.format("scan")],
-  ),
-  "constant_of_a_scan": (
-    lambda w, x: (lambda h: scanned(lambda c, _: (c, h @ w), x))(
-      jax.nn.silu(x)
+    "in_scan": lambda w, x: scanned(lambda c, _: (nn.silu(c) @ w, 0), x),
+    "in_while": lambda w, x: looped(lambda c: nn.silu(c) @ w, x),
+    "in_cond": lambda w, x: lax.cond(
+      x[0, 0] > 0, lambda x: nn.silu(x) @ w, lambda x: x, x
     ),
-    [WITHIN.format("scan")],
-  ),
-  "rows_of_a_map": (
-    lambda w, x: lax.map(lambda row: row[None] @ w, jax.nn.silu(x)),
-    [WITHIN.format("scan")],
-  ),
-  "matmul_in_scan_in_jit": (
-    lambda w, x: jax.jit(lambda h: scanned(lambda c, _: (c, (h @ w)[None]), h))(
-      jax.nn.silu(x)
+    "in_shard_map": lambda w, x: sharded(lambda x, w: nn.silu(x) @ w, 2)(x, w),
+    "of_last_columns": lambda w, x: jax.vmap(
+      lambda x: nn.silu(x) @ w, in_axes=1
+    )(x[:, None]),
+  },
+  ("silu: fused; XLA also computes it for dot_general",): {
+    "two_matmuls": lambda w, x: (lambda h: h @ w + h @ (2 * w))(nn.silu(x))
+  },
+  ("silu: fused; XLA also computes it for a result",): {
+    "also_a_result": lambda w, x: (lambda h: (h @ w, h))(nn.silu(x))
+  },
+  (WITHIN.format("checkpoint"),): {
+    "matmul_in_checkpoint": lambda w, x: jax.checkpoint(jnp.matmul)(
+      nn.silu(x), w
     ),
-    [WITHIN.format("jit")],
-  ),
-  "matmul_in_cond_in_scan": (
-    lambda w, x: (
+  },
+  (WITHIN.format("scan"), AROUND.format("scan")): {
+    "carry": lambda w, x: (
+      scanned(lambda c, _: (nn.silu(c @ w), 0), nn.silu(x))[0] @ w
+    ),
+  },
+  (WITHIN.format("scan"),): {
+    "slices_of_a_scan": lambda w, x: scanned(
+      lambda c, h: (c, h @ w), x, xs=nn.silu(jnp.stack([x, x]))
+    ),
+    "constant_of_a_scan": lambda w, x: (
+      lambda h: scanned(lambda c, _: (c, h @ w), x)
+    )(nn.silu(x)),
+    "rows_of_a_map": lambda w, x: lax.map(
+      lambda row: row[None] @ w, nn.silu(x)
+    ),
+    "matmul_in_cond_in_scan": lambda w, x: (
       lambda h: scanned(
         lambda c, _: (c, lax.cond(c[0, 0] > 0, lambda: h @ w, lambda: c)), x
       )
-    )(jax.nn.silu(x)),
-    [WITHIN.format("scan")],
-  ),
-  "in_while": (lambda w, x: looped(lambda c: jax.nn.silu(c) @ w, x), [FUSED]),
-  "carry_of_while": (
-    lambda w, x: looped(lambda c: jax.nn.silu(c @ w), jax.nn.silu(x)) @ w,
-    [WITHIN.format("while"), AROUND.format("while")],
-  ),
-  "in_cond": (
-    lambda w, x: lax.cond(
-      x[0, 0] > 0, lambda x: jax.nn.silu(x) @ w, lambda x: x, x
+    )(nn.silu(x)),
+  },
+  (WITHIN.format("jit"),): {
+    "matmul_in_scan_in_jit": lambda w, x: jax.jit(
+      lambda h: scanned(lambda c, _: (c, (h @ w)[None]), h)
+    )(nn.silu(x)),
+  },
+  (WITHIN.format("while"), AROUND.format("while")): {
+    "carry_of_while": lambda w, x: (
+      looped(lambda c: nn.silu(c @ w), nn.silu(x)) @ w
     ),
-    [FUSED],
-  ),
-  "matmul_in_cond": (
-    lambda w, x: lax.cond(
-      x[0, 0] > 0, lambda h: h @ w, lambda h: h, jax.nn.silu(x)
+  },
+  (WITHIN.format("cond"),): {
+    "matmul_in_cond": lambda w, x: lax.cond(
+      x[0, 0] > 0, lambda h: h @ w, lambda h: h, nn.silu(x)
     ),
-    [WITHIN.format("cond")],
-  ),
-  "silu_in_cond": (
-    lambda w, x: lax.cond(x[0, 0] > 0, jax.nn.silu, lambda x: x, x) @ w,
-    [AROUND.format("cond")],
-  ),
-  "in_shard_map": (
-    lambda w, x: sharded(lambda x, w: jax.nn.silu(x) @ w, 2)(x, w),
-    [FUSED],
-  ),
-  "matmul_in_shard_map": (
-    lambda w, x: sharded(jnp.matmul, 2)(jax.nn.silu(x), w),
-    [WITHIN.format("shard_map")],
-  ),
-  "silu_in_shard_map": (
-    lambda w, x: sharded(jax.nn.silu, 1)(x) @ w,
-    [AROUND.format("shard_map")],
-  ),
-  "matmul_with_a_rule": (
-    lambda w, x: with_rule(jnp.matmul)(jax.nn.silu(x), w),
-    [WITHIN.format("custom_vjp_call")],
-  ),
-  "of_last_columns": (
-    lambda w, x: jax.vmap(lambda x: jax.nn.silu(x) @ w, in_axes=1)(x[:, None]),
-    [FUSED],
-  ),
+  },
+  (AROUND.format("cond"),): {
+    "silu_in_cond": lambda w, x: (
+      lax.cond(x[0, 0] > 0, nn.silu, lambda x: x, x) @ w
+    ),
+  },
+  (WITHIN.format("shard_map"),): {
+    "matmul_in_shard_map": lambda w, x: sharded(jnp.matmul, 2)(nn.silu(x), w),
+  },
+  (AROUND.format("shard_map"),): {
+    "silu_in_shard_map": lambda w, x: sharded(nn.silu, 1)(x) @ w
+  },
+  (WITHIN.format("custom_vjp_call"),): {
+    "matmul_with_a_rule": lambda w, x: with_rule(jnp.matmul)(nn.silu(x), w)
+  },
+}
+# Rows for `accept_quantized`.
+ACCEPTED = (
+  *("alone", "batch_added", "clip", "carry", "matmul_in_cond"),
+  *("silu_in_cond", "matmul_in_shard_map", "silu_in_shard_map"),
+  *("matmul_with_a_rule", "rows_of_a_map", "matmul_in_scan_in_jit"),
+)
+INSIDE = f"the matmul is inside {{}}, and {RMS_ROWS} is not"
+# Functions of the block's parameters and x, by a part of the reason.
+SEPARATE = {
+  "a transpose is between it and the matmul": {
+    "transposed": lambda p, x: llama(x, p["norm"]).mT @ p["norm"][:32],
+  },
+  INSIDE.format("checkpoint"): {
+    "checkpointed": lambda p, x: (
+      jax.checkpoint(jnp.matmul)(llama(x, p["norm"]), p["gate"])
+    ),
+  },
+  INSIDE.format("jit"): {
+    "jitted": lambda p, x: jax.jit(lambda x, w: x.reshape(-1, SIZE) @ w)(
+      llama(x, p["norm"]), p["gate"]
+    ),
+  },
+  None: {
+    "a_row_is_added_in_jit": lambda p, x: (
+      jax.jit(lambda x, y, w: (x + y.reshape(1, -1)) @ w)(
+        llama(x, p["norm"]), np.ones(SIZE, np.float32), p["gate"]
+      )
+    ),
+  },
+  "added": {"added": lambda p, x: (llama(x, p["norm"]) + x) @ p["gate"]},
+  "does not contract its last dimension": {
+    "contracts_rows": lambda p, x: jnp.einsum(
+      "bsd,sh->bdh", llama(x, p["norm"]), p["gate"][:32]
+    ),
+  },
 }
 
 
 class FusedMatmulsTest(parameterized.TestCase):
-  @parameterized.parameters(*OUTCOMES)
-  def test_explain_names_the_reason(self, name):
-    function, wanted = OUTCOMES[name]
+  @parameterized.named_parameters(*rows(OUTCOMES))
+  def test_explain_names_the_reason(self, function, wanted):
     chains = jp.explain(fused(function), normal(SIZE, SIZE), normal(32, SIZE))
     found = [f"{c.name}: {c.outcome}" for c in chains.chains]
-    self.assertEqual(found, wanted)
+    self.assertEqual(found, [*wanted])
 
-  @parameterized.parameters(
-    *("alone", "batch_added", "clip", "carry", "matmul_in_cond"),
-    *("silu_in_cond", "matmul_in_shard_map", "silu_in_shard_map"),
-    *("matmul_with_a_rule", "rows_of_a_map", "matmul_in_scan_in_jit"),
+  @parameterized.named_parameters(
+    row for row in rows(OUTCOMES) if row[0] in ACCEPTED
   )
-  def test_explain_of_accept_quantized_names_the_reason(self, name):
-    function, wanted = OUTCOMES[name]
-    stored, _ = jp.quantize_params(
-      {"w": normal(SIZE, SIZE)}, "mxfp8", where=lambda p: 0
-    )
-    accepted = jp.accept_quantized(
-      lambda p, x: function(p["w"], x),
-      activations="mxfp8",
-      fuse_activations=True,
-    )
-    chains = jp.explain(accepted, stored, normal(32, SIZE)).chains
+  def test_explain_of_accept_quantized_names_the_reason(self, function, wanted):
+    step = accepted(lambda p, x: function(p["w"], x))
+    w_q = stored({"w": normal(SIZE, SIZE)})
+    chains = jp.explain(step, w_q, normal(32, SIZE)).chains
     found = [f"{c.name}: {c.outcome}" for c in chains]
-    self.assertEqual(found, wanted)
+    self.assertEqual(found, [*wanted])
 
   def test_reshaped_rows_have_the_bits_of_producers(self):
     w, x = normal(SIZE, 32), normal(32, SIZE)
@@ -1070,19 +926,13 @@ class FusedMatmulsTest(parameterized.TestCase):
   @parameterized.parameters(jnp.float32, jnp.bfloat16)
   def test_result_has_the_bits_of_producers(self, dtype):
     params, x = block_params(dtype), normal(*SHAPE, dtype=dtype)
-    stored, _ = jp.quantize_params(
-      params, "mxfp8", where=lambda p: 0 if p.array.ndim == 2 else False
-    )
-    accepted = jp.accept_quantized(
-      block, activations="mxfp8", fuse_activations=True
-    )
 
     @jax.jit
-    def all_of_them(params, stored, x):
+    def all_of_them(params, params_q, x):
       weights = {n: jp.quantize(params[n].T, "mxfp8") for n in KEYS}
       return (
         by_producers(weights, params, x),
-        accepted(stored, x),
+        accepted(block)(params_q, x),
         fused(block)(params, x),
         jax.checkpoint(fused(block))(params, x),
         jax.vmap(fused(block), (None, 0))(params, x[:, None])[:, 0],
@@ -1092,7 +942,7 @@ class FusedMatmulsTest(parameterized.TestCase):
         )[:, 0],
       )
 
-    first, *others = all_of_them(params, stored, x)
+    first, *others = all_of_them(params, stored(params), x)
     for i, y in enumerate(others):
       np.testing.assert_array_equal(first, y, err_msg=str(i))
 
@@ -1116,15 +966,8 @@ class FusedMatmulsTest(parameterized.TestCase):
       x = jnp.tanh(x) @ p["first"] + p["bias"]
       return getattr(jax.nn, name)(x, **options) @ p["second"]
 
-    stored, _ = jp.quantize_params(
-      params, "mxfp8", where=lambda p: 0 if p.array.ndim == 2 else False
-    )
-    accepted = jp.accept_quantized(
-      model, activations="mxfp8", fuse_activations=True
-    )
-
     @jax.jit
-    def all_of_them(params, stored, x):
+    def all_of_them(params, params_q, x):
       weights = {
         n: jp.quantize(params[n].T, "mxfp8") for n in params if "b" not in n
       }
@@ -1135,16 +978,17 @@ class FusedMatmulsTest(parameterized.TestCase):
       )
       return (
         jp.linear(h, weights["second"], preferred_element_type=jnp.float32),
-        accepted(stored, x),
+        accepted(model)(params_q, x),
         fused(model)(params, x),
         jax.checkpoint(fused(model))(params, x),
         fused(lambda p, x: jax.vmap(functools.partial(model, p))(x))(params, x),
       )
 
-    first, *others = all_of_them(params, stored, x)
+    first, *others = all_of_them(params, stored(params), x)
     for i, y in enumerate(others):
       np.testing.assert_array_equal(first, y, err_msg=str(i))
-    for function, given in ((fused(model), params), (accepted, stored)):
+    functions = (fused(model), params), (accepted(model), stored(params))
+    for function, given in functions:
       self.assertEqual(
         outcomes(function, given, x),
         [(f"{'exact_' * bool(options)}{name} with bias", "fused")],
@@ -1398,68 +1242,35 @@ class FusedMatmulsTest(parameterized.TestCase):
     self.assertIn("\nnorms and activations before matmuls:\n", text)
     self.assertIn(f"{RMS_ROWS} before bfloat16[2, 32, 64] x", text)
 
-  @parameterized.parameters(
-    (
-      lambda p, x: llama(x, p["norm"]).mT @ p["norm"][:32],
-      "a transpose is between it and the matmul",
-      None,
-    ),
-    (
-      lambda p, x: jax.checkpoint(jnp.matmul)(llama(x, p["norm"]), p["gate"]),
-      f"the matmul is inside checkpoint, and {RMS_ROWS} is not",
-      None,
-    ),
-    (
-      lambda p, x: jax.jit(lambda x, w: x.reshape(-1, SIZE) @ w)(
-        llama(x, p["norm"]), p["gate"]
-      ),
-      f"the matmul is inside jit, and {RMS_ROWS} is not",
-      None,
-    ),
-    (
-      lambda p, x: jax.jit(lambda x, y, w: (x + y.reshape(1, -1)) @ w)(
-        llama(x, p["norm"]), np.ones(SIZE, np.float32), p["gate"]
-      ),
-      "",
-      None,
-    ),
-    (lambda p, x: (llama(x, p["norm"]) + x) @ p["gate"], "added", None),
-    (
-      lambda p, x: jnp.einsum(
-        "bsd,sh->bdh", llama(x, p["norm"]), p["gate"][:32]
-      ),
-      "does not contract its last dimension",
-      None,
-    ),
-    (
-      lambda p, x: llama(x, p["norm"]) @ p["gate"],
-      "does not quantize activations",
-      jp.training.Recipe(
-        activation_format=None, weight_format="mxfp8", grad_format=None
-      ),
-    ),
-    (
-      lambda p, x: llama(x[..., :48], p["norm"][:48]) @ p["gate"][:48],
-      "not whole blocks",
-      jp.training.MXFP8_RECIPE,
-    ),
-  )
-  def test_other_matmuls_are_separate(self, function, reason, recipe):
+  @parameterized.named_parameters(*rows(SEPARATE))
+  def test_other_matmuls_are_separate(self, function, reason):
+    self.check_separate(function, reason, "mxfp8")
+
+  def test_recipes_that_cannot_fuse_are_separate(self):
+    norm = lambda p, x: llama(x, p["norm"]) @ p["gate"]
+    columns = lambda p, x: (llama(x[..., :48], p["norm"][:48]) @ p["gate"][:48])
+    weights_only = jp.training.Recipe(
+      activation_format=None, weight_format="mxfp8", grad_format=None
+    )
+    for function, reason, recipe in (
+      (norm, "does not quantize activations", weights_only),
+      (columns, "not whole blocks", jp.training.MXFP8_RECIPE),
+    ):
+      self.check_separate(function, reason, recipe)
+
+  def check_separate(self, function, reason, recipe):
     params, x = block_params(), normal(*SHAPE)
     function = jp.quantize_dots(
-      function,
-      recipe or "mxfp8",
-      where=lambda site: True,
-      fuse_activations=True,
+      function, recipe, where=lambda site: True, fuse_activations=True
     )
-    found = outcomes(function, params, x)
     self.assertEmpty(prologues_of(function, params, x))
-    if reason:
-      (outcome,) = (o for _, o in found)
-      self.assertStartsWith(outcome, "separate: ")
-      self.assertIn(reason, outcome)
-    else:
+    found = [outcome for _, outcome in outcomes(function, params, x)]
+    if reason is None:
       self.assertEmpty(found)
+    else:
+      self.assertLen(found, 1)
+      self.assertStartsWith(found[0], "separate: ")
+      self.assertIn(reason, found[0])
 
   @parameterized.parameters(
     ("fp8_128x128", "the matmul needs square blocks of fp8_128x128"),
@@ -1471,32 +1282,19 @@ class FusedMatmulsTest(parameterized.TestCase):
     model = lambda p, x: llama(x, jnp.ones(128)) @ p["kernel"]
     outcome, ys = [], []
     for fuse in (False, True):
-      function = jp.accept_quantized(
-        model, activations=format, fuse_activations=fuse
-      )
+      function = accepted(model, activations=format, fuse_activations=fuse)
       ys.append(jax.jit(function)(w_q, x))
       outcome += outcomes(function, w_q, x)
     self.assertEqual(outcome, [(RMS, f"separate: {reason}")] * 2)
     np.testing.assert_array_equal(*ys)
 
   def test_norm_outside_of_a_checkpoint_is_separate_in_accept_quantized(self):
-    params, x = block_params(), normal(*SHAPE)
-    where = lambda p: 0 if p.array.ndim == 2 else False
-    stored, _ = jp.quantize_params(params, "mxfp8", where=where)
-    function = jp.accept_quantized(
-      lambda p, x: jax.checkpoint(jnp.dot)(llama(x, p["norm"]), p["gate"]),
-      activations="mxfp8",
-      fuse_activations=True,
+    function = accepted(
+      lambda p, x: jax.checkpoint(jnp.dot)(llama(x, p["norm"]), p["gate"])
     )
-    self.assertEqual(
-      outcomes(function, stored, x),
-      [
-        (
-          RMS_ROWS,
-          f"separate: the matmul is inside checkpoint, and {RMS_ROWS} is not",
-        )
-      ],
-    )
+    text = f"separate: the matmul is inside checkpoint, and {RMS_ROWS} is not"
+    found = outcomes(function, stored(block_params()), normal(*SHAPE))
+    self.assertEqual(found, [(RMS_ROWS, text)])
 
   def test_arguments_are_validated(self):
     with self.assertRaisesRegex(TypeError, "fuse_activations must be True or"):
