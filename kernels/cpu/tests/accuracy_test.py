@@ -9,6 +9,7 @@ the roundings. With random data it does not, because rounding errors cancel.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pathlib
 import sys
@@ -71,25 +72,27 @@ def bound(lhs, rhs, rows, isa):
   return (32 if is_twice and rows >= rows_min else 16) * UNIT
 
 
-def worst(lhs, rhs, isa):
-  """Returns the largest error / sum|a * b|."""
-  got = testing.call(lhs, rhs, isa=isa).astype(np.float64)
-  error = np.abs(got - testing.oracle(lhs, rhs))
-  return np.max(error / testing.magnitudes(lhs, rhs))
-
-
 class AccuracyTest(parameterized.TestCase):
-  @testing.each(
+  def assert_close(self, lhs, rhs, limit):
+    """Checks that error / sum|a * b| is at most `limit` of each ISA."""
+    expected = testing.oracle(lhs, rhs)
+    magnitudes = testing.magnitudes(lhs, rhs)
+    for isa, got in testing.results(lhs, rhs).items():
+      worst = np.max(np.abs(got.astype(np.float64) - expected) / magnitudes)
+      self.assertLessEqual(worst, limit(isa), (isa, got.shape))
+
+  @testing.rows(
     row=[(name, data) for name, rows in DOMINATED.items() for data in rows]
   )
-  def test_one_product_may_outweigh_all_others(self, row, isa):
+  def test_one_product_may_outweigh_all_others(self, row):
     name, data = row
     for k, at in itertools.product((512, 4096, 16384), (0, 13)):
       rhs = dominated(name, 9, k, at, *data)
       for rows in ROWS if k < 16384 else (1, 4, 17):
         lhs = dominated(name, rows, k, at, *data)
-        most = bound(name, name, rows, isa)
-        self.assertLessEqual(worst(lhs, rhs, isa), most, (k, rows, at))
+        limit = functools.partial(bound, name, name, rows)
+        with self.subTest(k=k, rows=rows, at=at):
+          self.assert_close(lhs, rhs, limit)
 
   @testing.each(rows=(1, 3, 8, 40))
   def test_large_parts_that_cancel_leave_what_a_total_rounded_off(
@@ -109,10 +112,8 @@ class AccuracyTest(parameterized.TestCase):
     rhs = testing.Side("mxfp8", rhs, np.full((1, 9, k // 32), 127))
     np.testing.assert_array_equal(testing.call(lhs, rhs, isa=isa), 1)
 
-  @testing.each(name=("mxfp8", "nvfp4"), rows=(1, 8))
-  def test_long_sums_of_ordinary_data_are_within_the_bound(
-    self, isa, name, rows
-  ):
+  @testing.rows(name=("mxfp8", "nvfp4"), rows=(1, 8))
+  def test_long_sums_of_ordinary_data_are_within_the_bound(self, name, rows):
     """Without signs, sums and their rounding errors grow."""
     rng = np.random.default_rng(3)
     sides = [
@@ -120,10 +121,10 @@ class AccuracyTest(parameterized.TestCase):
     ]
     for side in sides:
       side.values, side.exact = np.abs(side.values), np.abs(side.exact)
-    self.assertLessEqual(worst(*sides, isa), 16 * UNIT)
+    self.assert_close(*sides, lambda isa: 16 * UNIT)
 
-  @testing.each(rows=(1, 8))
-  def test_massive_activations_are_within_twice_the_bound(self, isa, rows):
+  @testing.rows(rows=(1, 8))
+  def test_massive_activations_are_within_twice_the_bound(self, rows):
     """One activation is 2^10 times as large as the others."""
     rng = np.random.default_rng(4)
     lhs = np.abs(rng.standard_normal((1, rows, 4096)))
@@ -131,11 +132,10 @@ class AccuracyTest(parameterized.TestCase):
     lhs = testing.Side("bf16", lhs, None)
     rhs = testing.gaussians("mxfp8", (1, 64, 4096), rng)
     rhs.values, rhs.exact = np.abs(rhs.values), np.abs(rhs.exact)
-    most = bound("bf16", "mxfp8", rows, isa)
-    self.assertLessEqual(worst(lhs, rhs, isa), most)
+    self.assert_close(lhs, rhs, functools.partial(bound, "bf16", "mxfp8", rows))
 
-  @testing.each(name=(*testing.QUANTIZED, *testing.CHECKPOINTS))
-  def test_floats_against_weights(self, isa, name):
+  @testing.rows(name=(*testing.QUANTIZED, *testing.CHECKPOINTS))
+  def test_floats_against_weights(self, name):
     """Products with floats are rounded, too."""
     rng = np.random.default_rng(1)
     for k, plain in itertools.product((544, 4096), ("f32", "bf16")):
@@ -145,11 +145,12 @@ class AccuracyTest(parameterized.TestCase):
         values = rng.uniform(0.5, 1, (1, rows, k)) * np.sign(rhs.exact[:, :1])
         values[..., :1] *= large
         lhs = testing.Side(plain, values, None)
-        most = bound(plain, name, rows, isa)
-        self.assertLessEqual(worst(lhs, rhs, isa), most, (k, rows, plain))
+        limit = functools.partial(bound, plain, name, rows)
+        with self.subTest(k=k, rows=rows, plain=plain):
+          self.assert_close(lhs, rhs, limit)
 
-  @testing.each(rows=(5, 17))
-  def test_all_roundings_of_a_sum_may_go_up(self, isa, rows):
+  @testing.rows(rows=(5, 17))
+  def test_all_roundings_of_a_sum_may_go_up(self, rows):
     """Products of slightly more than half a unit are added to 1, one by one.
 
     They are in the lane of the 1, or added to it with the other lanes.
@@ -161,7 +162,7 @@ class AccuracyTest(parameterized.TestCase):
     values[..., 0] = 1
     lhs = testing.Side("f32", values, None)
     rhs = testing.Side("f32", np.ones((1, 9, k), np.float32), None)
-    self.assertLessEqual(worst(lhs, rhs, isa), bound("f32", "f32", rows, isa))
+    self.assert_close(lhs, rhs, functools.partial(bound, "f32", "f32", rows))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ ROWS = (1, 2, 3, 4, 5, 8, 9, 10, 12, 13)
 
 
 class FewRowsTest(parameterized.TestCase):
-  @testing.each(lhs=QUANTIZED, rhs=QUANTIZED)
-  def test_every_count_of_rows_and_any_tail_is_exact(self, lhs, rhs, isa):
+  @testing.rows(lhs=QUANTIZED, rhs=QUANTIZED)
+  def test_every_count_of_rows_and_any_tail_is_exact(self, lhs, rhs):
     """Weight rows do not fill registers, and scales exceed a chunk."""
     rng = np.random.default_rng([QUANTIZED.index(lhs), QUANTIZED.index(rhs)])
     for m in rng.choice(ROWS, 3, replace=False):
@@ -38,11 +38,10 @@ class FewRowsTest(parameterized.TestCase):
       testing.assert_exact(
         testing.integers(lhs, (1, m, k), rng),
         testing.integers(rhs, (1, 9, k), rng),
-        isa=isa,
       )
 
-  @testing.each(name=QUANTIZED, m=(1, 4, 8, 20))
-  def test_zeros_count_nothing_under_any_scale(self, name, isa, m):
+  @testing.rows(name=QUANTIZED, m=(1, 4, 8, 20))
+  def test_zeros_count_nothing_under_any_scale(self, name, m):
     """Both sides have a zero block for every finite scale byte."""
     block = FORMATS[name][2]
     count = 255 if name != "nvfp4" else 0x7F
@@ -55,27 +54,26 @@ class FewRowsTest(parameterized.TestCase):
       code[-1] = 0x38 if name == "nvfp4" else 127
       code = np.broadcast_to(code, (1, rows, count + 1))
       sides.append(testing.Side(name, values, code))
-    testing.assert_exact(*sides, isa=isa)
+    testing.assert_exact(*sides)
 
-  @testing.each(weights=QUANTIZED, exponent=(-120, -88, -70, 31, 33, 90, 110))
-  def test_floats_of_any_size_are_exact(self, weights, isa, exponent):
+  @testing.rows(weights=QUANTIZED, exponent=(-120, -88, -70, 31, 33, 90, 110))
+  def test_floats_of_any_size_are_exact(self, weights, exponent):
     """The engine passes floats that it does not support to another engine."""
     rng = np.random.default_rng(0)
     rhs = testing.integers(weights, (1, 5, 96), rng)
     for rows in (1, 3):
       values = rng.integers(-4, 5, (1, rows, 96)).astype(np.float64)
       lhs = testing.Side("f32", np.ldexp(values, exponent), None)
-      testing.assert_exact(lhs, rhs, isa=isa)
+      testing.assert_exact(lhs, rhs)
 
-  @testing.each(weights=QUANTIZED)
-  def test_long_rows_of_floats_are_exact(self, weights, isa):
+  @testing.rows(weights=QUANTIZED)
+  def test_long_rows_of_floats_are_exact(self, weights):
     """The rows exceed L1. Against codes of 8 bits k is cut into pieces."""
     rng = np.random.default_rng(0)
     for m, n, k in ((3, 9, 4130), (4, 17, 4130), (7, 8, 3104)):
       testing.assert_exact(
         testing.integers("f32", (1, m, k), rng),
         testing.integers(weights, (1, n, k), rng),
-        isa=isa,
       )
 
   @testing.each(weights=(*QUANTIZED, "fp8_1x128_e8m0"), m=(3, 4))
@@ -100,15 +98,15 @@ class FewRowsTest(parameterized.TestCase):
       single = testing.call(one, rhs, isa=isa)
       np.testing.assert_array_equal(single[0, 0], got[0, row])
 
-  @testing.each(weights=QUANTIZED, m=(1, 4))
-  def test_large_floats_do_not_overflow(self, weights, isa, m):
+  @testing.rows(weights=QUANTIZED, m=(1, 4))
+  def test_large_floats_do_not_overflow(self, weights, m):
     """The largest values have the largest safe scales, in many products."""
     largest = float(ml_dtypes.finfo(FORMATS[weights][0]).max)
     code = 0x7E if weights == "nvfp4" else 127 + 46
     for exponent in (24, 37):
       lhs = testing.constant("f32", (1, m, 4096), 2.0**exponent)
       rhs = testing.constant(weights, (1, 5, 4096), largest, code)
-      testing.assert_exact(lhs, rhs, isa=isa)
+      testing.assert_exact(lhs, rhs)
 
   @testing.each(m=(1, 3, 8), name=("f32", "bf16"))
   def test_tiny_floats_lose_nothing_against_subnormal_codes(self, isa, m, name):
@@ -122,15 +120,15 @@ class FewRowsTest(parameterized.TestCase):
     expected = np.full((1, m, 5), 2.0**-64 * (1 + 2.0**-bits), np.float32)
     np.testing.assert_array_equal(got, expected)
 
-  @testing.each(lhs=FP4, rhs=FP4, m=(1, 8, 40))
-  def test_largest_fp4_products_do_not_overflow(self, lhs, rhs, isa, m):
+  @testing.rows(lhs=FP4, rhs=FP4, m=(1, 8, 40))
+  def test_largest_fp4_products_do_not_overflow(self, lhs, rhs, m):
     """Products of bytes are added in 16 bits."""
     for sign in (-1, 1):
       sides = [
         testing.constant(lhs, (1, m, 640), 6 * sign),
         testing.constant(rhs, (1, 21, 640), 6),
       ]
-      testing.assert_exact(*sides, isa=isa)
+      testing.assert_exact(*sides)
 
   @testing.each(name=QUANTIZED, m=(2, 3, 4, 20))
   def test_result_does_not_depend_on_the_other_rows(self, isa, name, m):
@@ -165,8 +163,8 @@ class FewRowsTest(parameterized.TestCase):
       resource.setrlimit(resource.RLIMIT_AS, limits)
     self.assertEqual(result, k)
 
-  @testing.each(m=(1, 5, 7))
-  def test_long_rows_are_added_up_as_short_ones(self, isa, m):
+  @testing.rows(m=(1, 5, 7))
+  def test_long_rows_are_added_up_as_short_ones(self, m):
     """Each chunk of a long row counts once. Sums of integers are exact."""
     k, n = (1 << 20) + 544, 9  # ends within a chunk
     rng = np.random.default_rng(0)
@@ -177,8 +175,9 @@ class FewRowsTest(parameterized.TestCase):
     expected = lhs.astype(np.float64) @ rhs.astype(np.float64).swapaxes(1, 2)
     scale = [np.ones((1, r, k // 32), testing.E8M0) for r in (m, n)]
     values = [x.astype(testing.E4M3) for x in (lhs, rhs)]
-    got = testing.dot(values[0], scale[0], values[1], scale[1], isa=isa)
-    np.testing.assert_array_equal(got, expected)
+    for isa in testing.ISAS:
+      got = testing.dot(values[0], scale[0], values[1], scale[1], isa=isa)
+      np.testing.assert_array_equal(got, expected, isa)
 
 
 if __name__ == "__main__":

@@ -39,36 +39,35 @@ def moved(side: testing.Side, rng, most: int) -> testing.Side:
 
 
 class ScalesTest(parameterized.TestCase):
-  @testing.each(name=MX, m=(1, 4, 8, 40), weights=("mxfp8", "mxfp4"))
-  def test_rows_of_any_size_are_exact(self, isa, name, m, weights):
+  @testing.rows(name=MX, m=(1, 4, 8, 40), weights=("mxfp8", "mxfp4"))
+  def test_rows_of_any_size_are_exact(self, name, m, weights):
     """Rows have different exponents; results range from 0 to Inf."""
     rng = np.random.default_rng(m)
     lhs = moved(testing.integers(name, (1, m, 544), rng), rng, 120)
     rhs = moved(testing.integers(weights, (1, 19, 544), rng), rng, 120)
-    testing.assert_exact(lhs, rhs, isa=isa)
+    testing.assert_exact(lhs, rhs)
     largest = np.abs(testing.oracle(lhs, rhs)).max()
     self.assertTrue(largest > 2.0**128 or m < 8)
 
-  @testing.each(name=MX, m=(1, 8))
-  def test_a_rebased_row_beside_one_that_cannot_be(self, isa, name, m):
+  @testing.rows(name=MX, m=(1, 8))
+  def test_a_rebased_row_beside_one_that_cannot_be(self, name, m):
     rng = np.random.default_rng(m)
     lhs = times_powers(testing.integers(name, (1, m, 64), rng), -60)
     rhs = testing.integers("mxfp8", (1, 9, 64), rng)
     rhs = times_powers(rhs, np.array([60, -60]))
-    got = testing.call(lhs, rhs, isa=isa)
-    testing.assert_within(got, lhs, rhs, 2 * UNIT)
+    testing.assert_close(lhs, rhs, bound=2 * UNIT)
 
-  @testing.each(m=(1, 8))
-  def test_batches_and_swapped_sides_are_exact(self, isa, m):
+  @testing.rows(m=(1, 8))
+  def test_batches_and_swapped_sides_are_exact(self, m):
     """If n < m and n <= 256, rhs is the panel side."""
     rng = np.random.default_rng(m)
     for batch, n in ((3, 5), (1, 2)):
       lhs = moved(testing.integers("mxfp8", (batch, m, 96), rng), rng, 100)
       rhs = moved(testing.integers("mxfp8", (batch, n, 96), rng), rng, 100)
-      testing.assert_exact(lhs, rhs, isa=isa)
+      testing.assert_exact(lhs, rhs)
 
-  @testing.each(m=(1, 8), name=MX)
-  def test_scales_of_zeros_and_nan_do_not_count(self, isa, m, name):
+  @testing.rows(m=(1, 8), name=MX)
+  def test_scales_of_zeros_and_nan_do_not_count(self, m, name):
     """Rows have zero blocks with any scale byte next to values of 2^-60."""
     rng = np.random.default_rng(m)
     sides = [testing.integers(name, (1, rows, 256), rng) for rows in (m, 9)]
@@ -83,11 +82,11 @@ class ScalesTest(parameterized.TestCase):
     rhs = sides[1]
     rhs.scale.view(np.uint8)[0, 7, 5] = 255
     rhs.exact[0, 7, 160:192] = np.nan
-    testing.assert_exact(*sides, isa=isa)
+    testing.assert_exact(*sides)
 
-  @testing.each(m=(1, 8), spread=(46, 47), name=("mxfp8", "mxfp4"))
+  @testing.rows(m=(1, 8), spread=(46, 47), name=("mxfp8", "mxfp4"))
   def test_on_either_side_of_what_fits_sums_are_within_the_bound(
-    self, isa, m, spread, name
+    self, m, spread, name
   ):
     rng = np.random.default_rng(spread)
     sides = []
@@ -100,12 +99,12 @@ class ScalesTest(parameterized.TestCase):
     lhs, rhs = sides
     magnitude = testing.magnitudes(lhs, rhs)
     exact = testing.oracle(lhs, rhs)
-    got = testing.call(lhs, rhs, isa=isa).astype(np.float64)
-    # Below 2^-126 the spacing of float32, 2^-149, exceeds the bound.
-    error = np.abs(got - exact) - 2.0**-150
     finite = np.abs(exact) < 2.0**127
     self.assertTrue(finite.any())
-    self.assertLessEqual(np.max((error / magnitude)[finite]), 32 * UNIT)
+    for isa, got in testing.results(lhs, rhs).items():
+      # Below 2^-126 the spacing of float32, 2^-149, exceeds the bound.
+      error = np.abs(got.astype(np.float64) - exact) - 2.0**-150
+      self.assertLessEqual(np.max((error / magnitude)[finite]), 32 * UNIT, isa)
 
   def test_an_activation_comes_after_the_power_of_two(self):
     rng = np.random.default_rng(0)

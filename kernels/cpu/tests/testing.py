@@ -190,24 +190,30 @@ def isa_levels() -> list[str]:
 ISAS = tuple(dict.fromkeys(isa_levels()))
 
 
-def each(**axes):
-  """Makes a test for each instruction set, which loops over its rows.
+def rows(**axes):
+  """Makes a test that loops over the combinations of the values in `axes`.
 
-  The rows are the combinations of the values in `axes`.
+  Operands take most of the time of a row. So a test of `rows` passes its
+  operands to every instruction set (`assert_exact`, `assert_close`).
   """
 
   def decorate(test):
-    @parameterized.parameters(*ISAS)
     @functools.wraps(test)
-    def run_rows(self, isa):
+    def run_rows(self, **given):
       for values in itertools.product(*axes.values()):
         row = dict(zip(axes, values, strict=True))
         with self.subTest(**row):
-          test(self, isa=isa, **row)
+          test(self, **given, **row)
 
     return run_rows
 
   return decorate
+
+
+def each(**axes):
+  """Makes a test of `rows` for each instruction set, which is its `isa`."""
+  isas = [{"isa": isa} for isa in ISAS]
+  return lambda test: parameterized.parameters(*isas)(rows(**axes)(test))
 
 
 def bits(dtype) -> int:
@@ -707,22 +713,37 @@ DOT_ERROR = 16 * 2.0**-24
 LARGE_DOT_ERROR = 2 * DOT_ERROR
 
 
-def assert_exact(lhs: Side, rhs: Side, **options) -> None:
-  """Checks a dot whose sums have no rounding errors before the final cast."""
+def results(lhs: Side, rhs: Side) -> dict[str, np.ndarray]:
+  """Returns the dot by each instruction set of this machine."""
+  return {isa: call(lhs, rhs, isa=isa) for isa in ISAS}
+
+
+def assert_exact(lhs: Side, rhs: Side) -> None:
+  """Checks dots whose sums have no rounding errors before the final cast."""
   with np.errstate(over="ignore"):
     expected = oracle(lhs, rhs).astype(np.float32)
-  np.testing.assert_array_equal(call(lhs, rhs, **options), expected)
+  for isa, got in results(lhs, rhs).items():
+    np.testing.assert_array_equal(got, expected, isa)
+
+
+def assert_close(lhs: Side, rhs: Side, **limits) -> None:
+  """Checks the dot by each instruction set as `assert_within` does."""
+  assert_within(results(lhs, rhs), lhs, rhs, **limits)
 
 
 def assert_within(
-  got: np.ndarray, lhs: Side, rhs: Side, bound=DOT_ERROR, least=0.0
+  got, lhs: Side, rhs: Side, bound=DOT_ERROR, least=0.0
 ) -> None:
   """Checks that errors are at most `bound` times the magnitudes, plus `least`.
 
-  NaN must be where it is expected.
+  NaN must be where it is expected. `got` is a result, or results by names.
   """
   with np.errstate(invalid="ignore"):
     limit = bound * magnitudes(lhs, rhs) + least
-    error = np.abs(got.astype(np.float64) - oracle(lhs, rhs))
-    is_right = (error <= limit) | (np.isnan(got) & np.isnan(limit))
-    assert is_right.all(), f"{np.nanmax(error / limit)} times the bound"
+    expected = oracle(lhs, rhs)
+    for name, y in (got if isinstance(got, dict) else {"": got}).items():
+      error = np.abs(y.astype(np.float64) - expected)
+      is_right = (error <= limit) | (np.isnan(y) & np.isnan(limit))
+      assert is_right.all(), (
+        f"{name} {np.nanmax(error / limit)} times the bound"
+      )
