@@ -139,24 +139,23 @@ class TransformationsTest(parameterized.TestCase):
   def test_rows_in_bytes_are_read_as_floats(self, rows, weights):
     """`to_bytes` stores values and scales as bytes, as stacks have them."""
     x, w_q, w = _operands(weights)
+
+    def total(w, x_q):
+      w_q = jp.quantize(w, "mxfp8", derivative="straight_through")
+      return jnp.sum(jp.ragged_dot(x_q, w_q, _SIZES))
+
+    @jax.jit
+    def run(x_q, w_q, w):
+      y = jp.ragged_dot(x_q, w_q, _SIZES, implementation="xla")
+      return y, jax.grad(total)(w, x_q)
+
     x_q = jp.quantize(x, rows)
+    result, gradient = run(x_q.to_bytes(), w_q, np.asarray(w, np.float32))
     floats = np.asarray(x_q.dequantize(), np.float64)
-    result = jp.ragged_dot(x_q.to_bytes(), w_q, _SIZES, implementation="xla")
     expected = ragged_suite.by_rows(floats, w, None, _SIZES, None)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
-
-    def total(w):
-      w_q = jp.quantize(w, "mxfp8", derivative="straight_through")
-      return jnp.sum(jp.ragged_dot(x_q.to_bytes(), w_q, _SIZES))
-
-    gradient = jax.grad(total)(jnp.asarray(w, jnp.float32))
-    ends = np.cumsum(_SIZES)
-    of_group = np.stack(
-      [
-        floats[end - size : end].sum(0)
-        for end, size in zip(ends, np.asarray(_SIZES), strict=True)
-      ]
-    )
+    groups = np.split(floats, np.cumsum(_SIZES))[: len(_SIZES)]
+    of_group = np.stack([group.sum(0) for group in groups])
     expected = np.broadcast_to(of_group[:, None], w.shape)
     np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
 

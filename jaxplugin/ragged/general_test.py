@@ -286,11 +286,13 @@ class AlignGroupsTest(parameterized.TestCase):
 
 class ExplainTest(absltest.TestCase):
   def test_cost_is_told(self):
-    lhs, rhs = _arrays()
-    lhs_q = jp.quantize(jp.align_groups(lhs, _SIZES, 32)[0], jp.MXFP8, axis=0)
-    rhs_rows, sizes = jp.align_groups(rhs, _SIZES, 32)
-    h200 = jp.named_target("h200")
-    told = jp.explain(_contract, lhs_q, rhs_rows, sizes, target=h200)
+    def aligned(lhs, rhs):
+      rows, sizes = jp.align_groups(lhs, _SIZES, 32)
+      rhs_rows, _ = jp.align_groups(rhs, _SIZES, 32)
+      return jp.quantize(rows, jp.MXFP8, axis=0), rhs_rows, sizes
+
+    args = jax.eval_shape(aligned, *_arrays())
+    told = jp.explain(_contract, *args, target=jp.named_target("h200"))
     (dot,) = told.dots
     self.assertEqual(dot.decision.implementation, "xla")
     self.assertIn("groups=3 m=96 n=6 k=10, contracting m", told.details())

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What group sizes mean, against loops in Python."""
 
+import jax
 import numpy as np
 from absl.testing import absltest
 
@@ -25,21 +26,26 @@ ENDS = (
 
 class GroupsTest(absltest.TestCase):
   def test_ends_starts_and_rows(self):
+    @jax.jit
+    def compute(sizes):
+      ends = groups.ends(sizes, _ROWS)
+      within = groups.sizes_within(sizes, _ROWS)
+      return ends, groups.starts(ends), within, groups.of_rows(ends, _ROWS)
+
     for sizes, ends in ENDS:
+      starts = [0, *ends[:-1]]
+      own = np.array(ends) - starts
+      of_row = np.repeat([0, 1, 2], own)
+      of_row = np.pad(of_row, (0, _ROWS - len(of_row)), constant_values=3)
       with self.subTest(sizes=sizes):
-        sizes = np.array(sizes, np.int32)
-        actual = groups.ends(sizes, _ROWS)
-        np.testing.assert_array_equal(actual, ends)
-        starts = [0, *ends[:-1]]
-        np.testing.assert_array_equal(groups.starts(actual), starts)
-        own = np.array(ends) - starts
-        np.testing.assert_array_equal(groups.sizes_within(sizes, _ROWS), own)
-        of_row = np.repeat([0, 1, 2], own)
-        rest = _ROWS - len(of_row)
-        of_row = np.pad(of_row, (0, rest), constant_values=3)
-        np.testing.assert_array_equal(groups.of_rows(actual, _ROWS), of_row)
+        found = compute(np.array(sizes, np.int32))
+        for actual, expected in zip(
+          found, (ends, starts, own, of_row), strict=True
+        ):
+          np.testing.assert_array_equal(actual, expected)
 
   def test_only_groups_with_rows_are_used(self):
+    compute = jax.jit(groups.used)
     for ends, expected in (
       ([5, 5, 9], [0, 2]),
       ([0, 0, 0], []),
@@ -47,7 +53,7 @@ class GroupsTest(absltest.TestCase):
       ([1, 2, 3], [0, 1, 2]),
     ):
       with self.subTest(ends=ends):
-        used, count = groups.used(np.array(ends, np.int32))
+        used, count = compute(np.array(ends, np.int32))
         self.assertEqual(used.shape, (3,))
         self.assertEqual(int(count), len(expected))
         np.testing.assert_array_equal(used[: len(expected)], expected)
