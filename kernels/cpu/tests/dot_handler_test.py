@@ -28,7 +28,7 @@ BF16, E4M3, E5M2 = testing.BF16, testing.E4M3, testing.E5M2
 E2M1, E8M0 = testing.E2M1, testing.E8M0
 FORMATS = testing.FORMATS
 QUANTIZED, ISAS = testing.QUANTIZED, testing.ISAS
-Side = testing.Side
+Side, ones = testing.Side, np.ones
 integers, gaussians = testing.integers, testing.gaussians
 constant, call, oracle = testing.constant, testing.call, testing.oracle
 
@@ -333,106 +333,87 @@ class DotErrorTest(parameterized.TestCase):
     np.testing.assert_array_equal(got, np.full((2, 3, 3), 64, np.float32))
 
   @parameterized.named_parameters(
-    ("lhs_rank", {"lhs": np.ones((3, 64), E4M3), "shape": (2, 3, 3)}, "rank 3"),
-    ("rhs_rank", {"rhs": np.ones((64,), E4M3), "shape": (2, 3, 3)}, "rank 3"),
-    ("lhs_dtype", {"lhs": np.ones((2, 3, 64), np.int32)}, "lhs must be"),
-    ("rhs_dtype", {"rhs": np.ones((2, 3, 64), np.int32)}, "rhs must be"),
-    ("k", {"rhs": np.ones((2, 3, 32), E4M3)}, "rhs_scale must have"),
+    ("lhs_rank", {"lhs": ones((3, 64), E4M3), "shape": (2, 3, 3)}, "rank 3"),
+    ("rhs_rank", {"rhs": ones((64,), E4M3), "shape": (2, 3, 3)}, "rank 3"),
+    ("lhs_dtype", {"lhs": ones((2, 3, 64), np.int32)}, "lhs must be"),
+    ("rhs_dtype", {"rhs": ones((2, 3, 64), np.int32)}, "rhs must be"),
+    ("k", {"rhs": ones((2, 3, 32), E4M3)}, "rhs_scale must have"),
     (
       "k_both",
-      {
-        "rhs": np.ones((2, 3, 32), E4M3),
-        "rhs_scale": np.ones((2, 3, 1), E8M0),
-      },
+      {"rhs": ones((2, 3, 32), E4M3), "rhs_scale": ones((2, 3, 1), E8M0)},
       "same k",
     ),
     (
       "batch",
-      {
-        "rhs": np.ones((3, 3, 64), E4M3),
-        "rhs_scale": np.ones((3, 3, 2), E8M0),
-      },
+      {"rhs": ones((3, 3, 64), E4M3), "rhs_scale": ones((3, 3, 2), E8M0)},
       "batch of lhs",
     ),
-    ("scale_rows", {"lhs_scale": np.ones((2, 4, 2), E8M0)}, "lhs_scale must"),
-    ("scale_cols", {"lhs_scale": np.ones((2, 3, 1), E8M0)}, "2 columns"),
-    ("scale_rank", {"rhs_scale": np.ones((2, 3), E8M0)}, "rhs_scale must"),
-    (
-      "scale_dtype",
-      {"rhs_scale": np.ones((2, 3, 2), "i4")},
-      "must be f8e8m0fnu",
-    ),
+    ("scale_rows", {"lhs_scale": ones((2, 4, 2), E8M0)}, "lhs_scale must"),
+    ("scale_cols", {"lhs_scale": ones((2, 3, 1), E8M0)}, "2 columns"),
+    ("scale_rank", {"rhs_scale": ones((2, 3), E8M0)}, "rhs_scale must"),
+    ("scale_dtype", {"rhs_scale": ones((2, 3, 2), "i4")}, "must be f8e8m0fnu"),
     ("scale_missing", {"lhs_scale": None}, "lhs_scale must have lhs's shape"),
-    ("scale_extra", {"lhs": np.ones((2, 3, 64), "f4")}, "empty scale"),
+    ("scale_extra", {"lhs": ones((2, 3, 64), "f4")}, "empty scale"),
     ("block_size", {"lhs_block_size": 24}, "must be a multiple of 16"),
     ("block_zero", {"rhs_block_size": 0}, "must be a multiple of 16"),
     ("block_low", {"rhs_block_size": -(2**63)}, "must be a multiple of 16"),
     ("block_of_row", {"rhs_block_size": 2**63 - 1}, "1 columns for block size"),
     (
       "fraction_bits",
-      {
-        "lhs": np.ones((2, 3, 64), "i1"),
-        "attributes": {"lhs_fraction_bits": 9},
-      },
+      {"lhs": ones((2, 3, 64), "i1"), "lhs_fraction_bits": 9},
       "fraction_bits must be 0, or for integers at most 8, got 9",
     ),
     (
       "fraction_bits_of_floats",
-      {"attributes": {"rhs_fraction_bits": 1}},
+      {"rhs_fraction_bits": 1},
       "fraction_bits must be 0, .* got 1 for f8e4m3fn",
     ),
     (
       "scale_element",
-      {
-        "lhs_scale": np.ones((2, 3, 2), "u1"),
-        "attributes": {"lhs_scale_element": 4},
-      },
+      {"lhs_scale": ones((2, 3, 2), "u1"), "lhs_scale_element": 4},
       "lhs_scale_element must be 0, .* got 4 for u8",
     ),
     ("block_16", {"lhs_block_size": 16}, "4 columns for block size 16"),
     (
       "scale_rows_of_three",
-      {"attributes": {"rhs_scale_rows": 3}},
+      {"rhs_scale_rows": 3},
       "rhs_scale_rows must be a power of two, got 3",
     ),
     (
       "scale_rows_of_none",
-      {"attributes": {"rhs_scale_rows": 0}},
+      {"rhs_scale_rows": 0},
       "rhs_scale_rows must be a power of two, got 0",
     ),
     (
       "scale_rows_of_a_batch",
-      {
-        "rhs_scale": np.ones((2, 2, 2), E8M0),
-        "attributes": {"rhs_scale_rows": 2},
-      },
+      {"rhs_scale": ones((2, 2, 2), E8M0), "rhs_scale_rows": 2},
       "rhs's rows must be a multiple of scale_rows .* got 2",
     ),
-    ("global_shape", {"global_scale": np.ones(3, "f4")}, "global_scale must"),
-    ("global_dtype", {"global_scale": np.ones((), BF16)}, "global_scale must"),
-    ("bias_shape", {"bias": np.ones(4, "f4")}, "bias must be"),
-    ("bias_rank", {"bias": np.ones((1, 3), "f4")}, "bias must be"),
-    ("bias_dtype", {"bias": np.ones(3, BF16)}, "bias must be"),
-    ("residual_shape", {"residual": np.ones((2, 3, 4), "f4")}, "residual must"),
-    ("residual_dtype", {"residual": np.ones((2, 3, 3), BF16)}, "residual must"),
+    ("global_shape", {"global_scale": ones(3, "f4")}, "global_scale must"),
+    ("global_dtype", {"global_scale": ones((), BF16)}, "global_scale must"),
+    ("bias_shape", {"bias": ones(4, "f4")}, "bias must be"),
+    ("bias_rank", {"bias": ones((1, 3), "f4")}, "bias must be"),
+    ("bias_dtype", {"bias": ones(3, BF16)}, "bias must be"),
+    ("residual_shape", {"residual": ones((2, 3, 4), "f4")}, "residual must"),
+    ("residual_dtype", {"residual": ones((2, 3, 3), BF16)}, "residual must"),
     ("activation", {"activation": 4}, "activation must be"),
     ("activation_negative", {"activation": -1}, "activation must be"),
     ("isa", {"isa": 6}, "isa must be"),
     ("isa_negative", {"isa": -1}, "isa must be"),
     (
       "element",
-      {"lhs": np.ones((2, 3, 32), "u1"), "attributes": {"lhs_element": (7)}},
+      {"lhs": ones((2, 3, 32), "u1"), "lhs_element": 7},
       "lhs's element must be 0, .* got 7 for u8",
     ),
     (
       "element_of_f8",
-      {"attributes": {"rhs_element": (1)}},
+      {"rhs_element": 1},
       "rhs's element must be 0, .* got 1 for f8e4m3fn",
     ),
-    ("attribute", {"attributes": {"x": (1)}}, "no other attributes are"),
+    ("attribute", {"x": 1}, "no other attributes are"),
     (
       "attribute_dtype",
-      {"attributes": {"isa": np.int32(1)}},
+      {"isa": np.int32(1)},
       "the attribute isa must be i64, got another type",
     ),
     ("result_shape", {"shape": (2, 3, 4)}, "the result must be"),

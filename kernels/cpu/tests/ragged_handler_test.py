@@ -331,10 +331,7 @@ class RaggedErrorTest(parameterized.TestCase):
     ("k", {"rhs": np.ones((3, 4, 32), E4M3)}, "rhs_scale must have"),
     (
       "k_both",
-      {
-        "rhs": np.ones((3, 4, 32), E4M3),
-        "rhs_scale": np.ones((3, 4, 1), E8M0),
-      },
+      {"rhs": np.ones((3, 4, 32), E4M3), "rhs_scale": np.ones((3, 4, 1), E8M0)},
       r"same k, got f8e4m3fn\[5,64\] and f8e4m3fn\[3,4,32\]",
     ),
     ("scale_groups", {"rhs_scale": np.ones((2, 4, 2), E8M0)}, "rhs_scale must"),
@@ -342,7 +339,7 @@ class RaggedErrorTest(parameterized.TestCase):
     ("scale_of_bytes", {"lhs_scale": np.ones((5, 2), "u1")}, "element 1 .e8m0"),
     (
       "scale_element",
-      {"attributes": {"lhs_scale_element": (1)}},
+      {"lhs_scale_element": 1},
       "lhs_scale_element must be 0, .* got 1 for f8e8m0fnu",
     ),
     ("block_size", {"rhs_block_size": 24}, "must be a multiple of 16"),
@@ -378,7 +375,7 @@ class RaggedErrorTest(parameterized.TestCase):
       r"n must be even for a gated activation, got f8e4m3fn\[3,3,64\]",
     ),
     ("isa", {"isa": 6}, "isa must be"),
-    ("attribute", {"attributes": {"x": (1)}}, "no other attributes are"),
+    ("attribute", {"x": 1}, "no other attributes are"),
     ("result_shape", {"shape": (4, 4)}, "the result must be"),
     ("result_rank", {"shape": (20,)}, "the result must be"),
     ("result_dtype", {"dtype": np.int32}, "the result must be"),
