@@ -80,7 +80,7 @@ def attributes(engine: str, **sizes: int) -> dict[str, int]:
 class DotConfigTest(parameterized.TestCase):
   def check(self, lhs, rhs, isa, config):
     """Checks a dot of integers, which is exact."""
-    testing.assert_exact(lhs, rhs, isa=isa, attributes=config)
+    testing.assert_exact(lhs, rhs, isas=[isa], attributes=config)
 
   @parameterized.product(pair=PAIRS, engine=tuple(OWN))
   def test_every_engine_of_any_size_is_exact_on_integers(self, pair, engine):

@@ -713,16 +713,18 @@ DOT_ERROR = 16 * 2.0**-24
 LARGE_DOT_ERROR = 2 * DOT_ERROR
 
 
-def results(lhs: Side, rhs: Side) -> dict[str, np.ndarray]:
-  """Returns the dot by each instruction set of this machine."""
-  return {isa: call(lhs, rhs, isa=isa) for isa in ISAS}
+def results(
+  lhs: Side, rhs: Side, *, isas=ISAS, **options
+) -> dict[str, np.ndarray]:
+  """Returns the dot by each instruction set, by default of this machine."""
+  return {isa: call(lhs, rhs, isa=isa, **options) for isa in isas}
 
 
-def assert_exact(lhs: Side, rhs: Side) -> None:
+def assert_exact(lhs: Side, rhs: Side, **options) -> None:
   """Checks dots whose sums have no rounding errors before the final cast."""
   with np.errstate(over="ignore"):
     expected = oracle(lhs, rhs).astype(np.float32)
-  for isa, got in results(lhs, rhs).items():
+  for isa, got in results(lhs, rhs, **options).items():
     np.testing.assert_array_equal(got, expected, isa)
 
 
