@@ -598,8 +598,11 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
     remedy = "; map the function over a tree with jax.tree.map"
   else:
     try:
-      if isinstance(x, np.ndarray) and not x.dtype.isnative:
-        x = x.astype(x.dtype.newbyteorder("="))  # JAX refuses other orders
+      if isinstance(x, np.ndarray):
+        if not x.dtype.isnative:
+          x = x.astype(x.dtype.newbyteorder("="))  # JAX refuses other orders
+        if jax.sharding.get_abstract_mesh().empty:
+          return jax.device_put(x)  # asarray compiles a copy for each shape
       return jnp.asarray(x)
     except (TypeError, ValueError):
       pass

@@ -16,9 +16,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from absl.testing import absltest, parameterized
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxplugin as jp
+from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.testing import contract
 
@@ -446,6 +447,20 @@ FUNCTION_ERRORS = (
   ),
 )
 # fmt: on
+
+
+class AsArrayTest(parameterized.TestCase):
+  @parameterized.parameters(None, AxisType.Auto, AxisType.Explicit)
+  def test_numpy_arrays_are_placed_as_jax_numpy_places_them(self, kind):
+    if kind is not None:
+      mesh = jax.make_mesh((1,), ("a",), axis_types=(kind,))
+      self.enterContext(jax.set_mesh(mesh))
+    for x in (np.ones((3, 5)), np.arange(6)[::2], np.ones((), ">f4")):
+      found = scaled_array.as_array("f", "x", x)
+      expected = jnp.asarray(x.astype(x.dtype.newbyteorder("=")))
+      np.testing.assert_array_equal(found, expected, strict=True)
+      for name in ("aval", "sharding", "committed", "weak_type"):
+        self.assertEqual(getattr(found, name), getattr(expected, name))
 
 
 class ValidationTest(parameterized.TestCase):
