@@ -42,6 +42,7 @@ FORMAT: Final = "jaxplugin repro"
 VERSION: Final = 2
 ARRAY: Final = "array"
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # the first time that zip can represent
+_ENCRYPTED: Final = 1  # a flag of a member
 _MANIFEST: Final = "manifest.json"
 _DATA: Final = "data.npz"
 _MAX_MANIFEST: Final = 1 << 26
@@ -294,8 +295,8 @@ def reading(path: pathlib.Path) -> Iterator[None]:
   try:
     yield
   except (
-    *(zipfile.BadZipFile, LookupError, TypeError, ValueError, EOFError),
-    zlib.error,
+    *(zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError),
+    *(AttributeError, LookupError, TypeError, ValueError),
   ) as error:
     is_typed = isinstance(error, ReproError)
     why = str(error) if is_typed else f"it is damaged ({error!r})"
@@ -310,6 +311,8 @@ def read(path: pathlib.Path) -> Repro:
     ReproError: If it is damaged, or has another version.
   """
   with reading(path), zipfile.ZipFile(path) as archive:
+    if any(info.flag_bits & _ENCRYPTED for info in archive.infolist()):
+      raise ReproError("it is encrypted. Decrypt it, or save it again")
     if archive.getinfo(_MANIFEST).file_size > _MAX_MANIFEST:
       raise ReproError(f"the manifest has more than {_MAX_MANIFEST} bytes")
     manifest = strict_json.loads(archive.read(_MANIFEST))

@@ -411,7 +411,8 @@ def quantized(
   """
   x = np.asarray(arrays[0]).astype(np.float32)
   format = problem.format
-  sizes = np.abs(x[x != 0])
+  given = [np.asarray(scale).astype(np.float32) for scale in arrays[1:]]
+  sizes = np.concatenate([np.abs(x[x != 0]), *map(np.ravel, given)])
   is_plain = (
     set(problem.options) == {problems.NO_OPTIONS}
     and problem.scale_rounding == "up"
@@ -429,9 +430,8 @@ def quantized(
     scale: Any = None
     if problem.computes_global_scale:
       scale = global_scale_of(x, format)
-    elif len(arrays) > 1:
-      given = np.asarray(arrays[1]).astype(np.float32)
-      scale = given[i] if given.ndim else given[()]
+    elif given:
+      scale = given[0][i] if given[0].ndim else given[0][()]
     last = np.moveaxis(x, b.axis(), -1)
     padding = -last.shape[-1] % b.multiple
     last = np.pad(last, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
@@ -483,7 +483,10 @@ def quantize_rows(
     quotient = np.ldexp(blocks.astype(np.float64), -exponent)
   else:
     number = np.float32(1) if global_scale is None else global_scale
-    scale = (amax / np.float32(largest) / number).astype(format.scale_dtype)
+    limits = ml_dtypes.finfo(format.scale_dtype)
+    least, most = map(np.float32, (limits.smallest_subnormal, limits.max))
+    scale = np.clip(amax / np.float32(largest) / number, least, most)
+    scale = np.where(amax == 0, 0, scale).astype(format.scale_dtype)
     step = scale.astype(np.float32) * number
     quotient = blocks / np.where(step == 0, np.float32(np.inf), step)
   values = np.clip(quotient, -largest, largest).astype(np.float32)

@@ -212,8 +212,9 @@ def replay(path: str | os.PathLike[str], *, seed: int = 0) -> Replay:
     text = _program_text(program, arrays, results)
   with repro_files.reading(pathlib.Path(path)):
     read = [_read(record, operands) for record in repro.calls]
+    replayed = tuple(_replayed(*x) for x in read)
   return Replay(
-    calls=tuple(_replayed(*x) for x in read),
+    calls=replayed,
     seed=seed if repro.data is None else None,
     program=text,
     environment=repro.environment,
@@ -229,8 +230,16 @@ def num_devices(path: str | os.PathLike[str]) -> int:
 def _opened(path: str | os.PathLike[str]) -> tuple[repro_files.Repro, Any, Any]:
   """Reads a file, its program and its reference program."""
   repro = repro_files.read(pathlib.Path(path))
+  inputs = [(x.shape, x.dtype) for x in repro.inputs]
   with repro_files.reading(pathlib.Path(path)):
-    return repro, _deserialized(repro.program), _deserialized(repro.reference)
+    exported = _deserialized(repro.program), _deserialized(repro.reference)
+    for one in exported:
+      if one and inputs != [(x.shape, x.dtype) for x in one.in_avals]:
+        raise repro_files.ReproError(
+          "the inputs of its manifest differ from those of its program. Save it"
+          " again"
+        )
+  return repro, *exported
 
 
 def _deserialized(data: bytes | None) -> jax.export.Exported | None:
@@ -293,9 +302,13 @@ def _program_text(
   worst = 0.0
   for a, b in zip(got, expected, strict=True):
     a, b = a.astype(np.float64), b.astype(np.float64)
-    if (np.isfinite(a) != np.isfinite(b)).any():
+    finite = np.isfinite(a)
+    if not np.array_equal(
+      np.where(finite, 0, a), np.where(np.isfinite(b), 0, b), equal_nan=True
+    ):
       return "The program with kernels has NaN or Inf at other places."
-    off, norm = (float(np.linalg.norm(np.nan_to_num(x))) for x in (a - b, b))
+    a, b = a[finite], b[finite]
+    off, norm = (float(np.linalg.norm(x)) for x in (a - b, b))
     worst = max(worst, off / max(norm, 1e-30))
   return (
     "The results of the program with kernels differ from those by XLA's"

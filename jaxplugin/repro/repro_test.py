@@ -235,6 +235,16 @@ class BisectTest(ReproTestCase):
     with self.assertRaisesRegex(jp.repro.ReproError, message):
       jp.repro.replay(path)
 
+  def test_encrypted_files_and_other_compressions_are_refused(self):
+    data = self.file.read_bytes()
+    begin = data.rindex(b"PK\x01\x02")  # of the last member's entry
+    for offset, message in ((8, "it is encrypted"), (10, "it is damaged")):
+      changed = bytearray(data)
+      changed[begin + offset] |= 1
+      path = self.write("changed.zip", bytes(changed))
+      with self.assertRaisesRegex(jp.repro.ReproError, f"{path}: {message}"):
+        jp.repro.replay(path)
+
   def test_damaged_content_is_refused_with_the_path(self):
     def change(part, **fields):
       found = members(self.file)
@@ -243,13 +253,15 @@ class BisectTest(ReproTestCase):
       return found | {"manifest.json": json.dumps(manifest).encode()}
 
     call = lambda manifest: manifest["calls"][0]
+    form = lambda manifest: call(manifest)["form"]
     array = lambda manifest: manifest["inputs"][0]
     program = members(self.file)["program"][:100]
     for found, message in (
       (change(call, operands=[99] * 3), "it is damaged"),
       (change(call, loops=[5] * 3), "it is damaged"),
       (change(call, operation="other"), "there is no operation other"),
-      (change(array, shape=[7, 7]), "it is damaged"),
+      (change(form, rhs=-1), "it is damaged"),
+      (change(array, shape=[7, 7]), "the inputs of its manifest differ from"),
       (change(array, statistics={"a": 1}), "it is damaged"),
       (members(self.file) | {"program": program}, "the program cannot be read"),
     ):
@@ -277,6 +289,17 @@ def members(path):
 
 
 class SaveTest(ReproTestCase):
+  @parameterized.parameters(None, 1e-8, 1e8, np.inf)
+  def test_block_scales_beyond_e4m3_are_correct(self, scale):
+    """They are clamped, as `jp.quantize` says; infinite ones have no oracle."""
+    x = normal(3, 64)
+    x[0] *= 1e-8
+    given = None if scale is None else np.float32(scale)
+    function = lambda x: jp.quantize(x, "nvfp4", global_scale=given)
+    jp.repro.save(self.path, function, x, data=True)
+    found = jp.repro.replay(self.path)
+    self.assertIsNone(found.first_wrong, str(found))
+
   def test_names_and_data_are_saved_if_asked(self):
     w_q = WEIGHTS[0]
 
@@ -395,6 +418,19 @@ class SaveTest(ReproTestCase):
     with jax.checking_leaks():
       jp.repro.save(self.path, function, X)
     self.assertIsNone(jp.repro.replay(self.path).first_wrong)
+
+  @parameterized.parameters(
+    (lambda y: y, "differ .* by (0|.*e-0[5-9]) of"),
+    (lambda y: y.at[1:].multiply(2), "differ .* by 1 of"),
+    (lambda y: -y, "has NaN or Inf at other places"),
+  )
+  def test_infinity_hides_no_difference(self, change, message):
+    x = X.copy()
+    x[0, 0] = np.inf
+    function = lambda x: jp.linear(x, WEIGHTS[0])
+    with planted("dot", lambda y, _: change(y)):
+      jp.repro.save(self.path, function, x, data=True)
+    self.assertRegex(jp.repro.replay(self.path).program, message)
 
   def test_condition_of_a_loop_is_saved(self):
     def function(x):
