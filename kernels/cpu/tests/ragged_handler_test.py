@@ -138,8 +138,8 @@ class RaggedDotTest(parameterized.TestCase):
       expected = by_groups(lhs, rhs, sizes, *given, **options)
       np.testing.assert_array_equal(got, expected, str(sizes))
 
-  @testing.each(m=(4, 21), rhs=("mxfp8", "nvfp4"))
-  def test_parts_of_groups_have_the_bits_of_the_whole(self, isa, m, rhs):
+  @testing.rows(m=(4, 21), rhs=("mxfp8", "nvfp4"))
+  def test_parts_of_groups_have_the_bits_of_the_whole(self, m, rhs):
     """A group is cut into parts; the last has another number of columns."""
     n, parts = 1700, 3
     k = parts * PART // (m * n) // 32 * 32 + 96
@@ -148,16 +148,16 @@ class RaggedDotTest(parameterized.TestCase):
     rhs = gaussians(rhs, (3, n, k), rng, 8, packed=True)
     bias = rng.standard_normal((3, n)).astype(np.float32)
     sizes = (m, 0, m)
-    given = (np.float32([[0.5, 0, 3]]), bias)
-    got = call(lhs, rhs, sizes, *given, isa=isa, dtype=BF16)
-    expected = by_groups(lhs, rhs, sizes, *given, isa=isa, dtype=BF16)
-    np.testing.assert_array_equal(got, expected)
-    for activation in testing.GATES:
-      got = call(lhs, rhs, sizes, *given, activation=activation, isa=isa)
-      sums = by_groups(lhs, rhs, sizes, *given, isa=isa)
-      error = np.abs(got - gated(sums.astype(np.float64), activation))
-      bound = 32 * 2.0**-24 * self.magnitude(sums, activation)
-      self.assertTrue(np.all(error <= bound), np.max(error / bound))
+    given = lhs, rhs, sizes, np.float32([[0.5, 0, 3]]), bias
+    for isa in testing.ISAS:
+      got = call(*given, isa=isa, dtype=BF16)
+      sums = by_groups(*given, isa=isa)
+      np.testing.assert_array_equal(got, sums.astype(BF16), isa)
+      for activation in testing.GATES:
+        got = call(*given, activation=activation, isa=isa)
+        error = np.abs(got - gated(sums.astype(np.float64), activation))
+        bound = 32 * 2.0**-24 * self.magnitude(sums, activation)
+        self.assertTrue(np.all(error <= bound), (isa, np.max(error / bound)))
 
   @testing.each()
   def test_rows_that_share_scales_have_the_bits_of_repeated_ones(self, isa):
