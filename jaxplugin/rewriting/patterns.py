@@ -281,8 +281,8 @@ def _record_read(
     operation = binding_private.BoundOperation.of_equation(eqn)
     of_args = [origins.get(id(v)) for v in eqn.invars]
     if operation.name not in sites.PRODUCTS:
-      for origin in filter(None, of_args):
-        origins.update((id(v), origin) for v in eqn.outvars)
+      for source in filter(None, of_args):
+        origins.update((id(v), source) for v in eqn.outvars)
       if operation.name in calls.FOLLOWED:
         args = list(map(find_argument, eqn.invars))
         with sites.inside(operation, []):
