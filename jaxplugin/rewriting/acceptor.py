@@ -340,7 +340,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
       if (path, name) in self.outcome.warned:
         continue
       self.outcome.warned.add((path, name))
-      frame = jax_private.user_frame()
+      frame = self._around.source or jax_private.user_frame()
       place = f" at {frame}" if frame else ""
       is_part = weight.is_part or weight.layers
       extent = "a part" if is_part else "the whole"

@@ -5,6 +5,7 @@
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
@@ -117,6 +118,12 @@ class NestingTest(parameterized.TestCase):
     for _ in range(2):  # the second time, JAX has traced the function before
       found, _ = self.sites(f, (self.kernel, self.experts), self.x)
       self.assertEqual([site.is_taken for site in found], [True])
+
+  def test_warnings_name_the_line_that_calls_a_function_of_numpy(self):
+    f = jp.accept_quantized(lambda p, x: jnp.inner(x, p))
+    place = r"dot_general at \S*nesting_test.py:\d+ "
+    with self.assertWarnsRegex(jp.NotQuantizedWarning, place):
+      jax.make_jaxpr(f)(self.accepted, self.x)
 
 
 if __name__ == "__main__":
