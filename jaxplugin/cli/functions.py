@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import re
 import sys
@@ -54,10 +55,13 @@ def function(text: str) -> Callable[..., Any]:
     if error.name is None or not f"{match[1]}.".startswith(f"{error.name}."):
       raise  # of what the module itself imports
     raise ValueError(f"{text}: no module named {error.name}") from None
+  where = match[1]
   for name in match[2].split("."):
     if not hasattr(found, name):
-      raise ValueError(f"{text}: {match[1]} has no attribute {match[2]}")
-    found = getattr(found, name)
+      near = difflib.get_close_matches(name, dir(found))
+      hint = f"; it has {', '.join(near)}" if near else ""
+      raise ValueError(f"{text}: {where} has no {name}{hint}")
+    found, where = getattr(found, name), f"{where}.{name}"
   if not callable(found):
     raise ValueError(f"{text} must be a function, got {type(found).__name__}")
   return found

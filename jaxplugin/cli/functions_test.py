@@ -45,3 +45,15 @@ class ArgumentTest(parameterized.TestCase):
   def test_what_is_none_is_refused(self, text, pattern):
     with self.assertRaisesRegex(argparse.ArgumentTypeError, pattern):
       functions.argument(text)
+
+
+class FunctionTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ("json:lods", "^json:lods: json has no lods; it has loads"),
+    ("json.decoder:JSONDecoder.qq", "^.*: json.decoder.JSONDecoder has no qq$"),
+    ("no_module:f", "^no_module:f: no module named no_module$"),
+    ("json:__name__", "^json:__name__ must be a function, got str$"),
+  )
+  def test_wrong_name_is_refused(self, text, pattern):
+    with self.assertRaisesRegex(ValueError, pattern):
+      functions.function(text)
