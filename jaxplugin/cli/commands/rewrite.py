@@ -14,7 +14,7 @@ from jaxplugin import quantization
 from jaxplugin.cli import arguments, files
 from jaxplugin.core import targets
 from jaxplugin.printing import console
-from jaxplugin.stablehlo import modules, rewriter
+from jaxplugin.stablehlo import module_parsing, modules, rewriter
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
@@ -69,7 +69,7 @@ def _run(args: argparse.Namespace) -> int:
       raise ValueError(f"--elide needs --format text, got --format {form}")
     source.elide()
     is_changed = True
-  if is_changed or form != source.form:
+  if is_changed or form != source.form or _is_hlo(source):
     result = source.serialize(form)
   else:
     result = source.given
@@ -83,6 +83,15 @@ def _run(args: argparse.Namespace) -> int:
   lines = [*map(str, done), _summary(source.name, target, done)]
   console.show(lines, sys.stderr)
   return 0
+
+
+def _is_hlo(source: modules.ParsedModule) -> bool:
+  given = source.given
+  if source.form != modules.TEXT:
+    return False
+  return module_parsing.is_hlo(
+    given if isinstance(given, str) else given.decode()
+  )
 
 
 def _call(item: rewriter.Rewritten) -> dict[str, str | None]:
@@ -120,7 +129,7 @@ COMMAND: Final = arguments.Command(
   " module with the backend that is chosen for the target.",
   epilog="HLO text becomes StableHLO text. A message for each call goes to"
   " standard error. A call that cannot be lowered is not changed, and its"
-  " message says why. A module without such calls is written unchanged. A"
+  " message says why. StableHLO without such calls is written unchanged. A"
   " module that calls kernels for another device is an error.",
   examples=(
     "model.mlir --target b200 --cudnn 9.12 -o out.mlir",

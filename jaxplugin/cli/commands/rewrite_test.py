@@ -171,6 +171,19 @@ ENTRY main {
     self.assertIn("call @quantize.mxfp8", out)
     self.assertIn("quantize float32[8,64] to mxfp8: now a call to", err)
 
+  def test_hlo_text_becomes_stablehlo_where_nothing_is_rewritten(self):
+    """For one target or another, users get the same kind of file."""
+    hlo = """HloModule h
+
+ENTRY main {
+  ROOT x = f32[8,64]{1,0} parameter(0)
+}
+"""
+    _, out, err = self.run_command("rewrite", self.write("h.hlo", hlo), *CPU)
+    self.assertIn("no block-scaled call, unchanged", err)
+    self.assertIn("module @h", out)
+    self.assertEqual(str(modules.read(out).module).count("func.func"), 1)
+
   @parameterized.parameters(
     (
       "m.mlir --target x100",
