@@ -288,11 +288,11 @@ def _record_read(
         with sites.inside(operation, []):
           _record_outside(operation, args, of_args, around)
       continue
-    for atom, origin in zip(eqn.invars[:2], of_args[1::-1], strict=True):
+    for atom, weight in zip(eqn.invars[:2], of_args[1::-1], strict=True):
       chain = find_argument(atom)
-      if origin is not None and chain is not None:
+      if weight is not None and chain is not None:
         result = eqn.outvars[0].aval
-        site = sites.make(operation, result, (origin, None), around)
+        site = sites.make(operation, result, (weight, None), around)
         sites.record_chain(chain.before(site, chain.reason))
 
 
