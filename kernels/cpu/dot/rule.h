@@ -41,7 +41,6 @@ struct DotShape {
 struct ShapeSides {
   SideShape panel, strip;
   int64_t rows;  // of the panel
-  int64_t k;
   bool is_block_32;  // both block sizes are 32
 };
 
@@ -59,7 +58,6 @@ JAXPLUGIN_ALWAYS_INLINE ShapeSides SidesOf(const DotShape& x) {
   return {is_lhs ? x.lhs : x.rhs,
           is_lhs ? x.rhs : x.lhs,
           is_lhs ? x.m : x.n,
-          x.k,
           x.lhs.block == 32 && x.rhs.block == 32};
 }
 
@@ -137,9 +135,8 @@ inline constexpr int64_t kStreamedE2M1RowsAvx2 = 3;
 //                 1024^2              0.90  1.00  1.17
 //   MXFP6_E2M3,   4096^2     0.63  0.77        0.92
 // (tests/compare/compare.sh HEAD 'bf16*mxfp4' 8 4096 4096 bf16 few_rows_avx512,
-// and so on; 2026-11.) Four bf16 rows of more than kLongRow values do not fit
-// in L1. From 6 rows of FP8 and FP6, bf16_rows is faster. Streamed over
-// bf16_rows, one core:
+// and so on; 2026-11.) From 6 rows of FP8 and FP6, bf16_rows is faster. Streamed
+// over bf16_rows, one core:
 //   rows                             5     6     8    10    12
 //   bf16 * MXFP8, 4096^2, Zen 5   0.92  0.98  1.04  1.15  1.16
 //                         Zen 4   1.01  1.18  1.14  1.25  1.22
@@ -152,19 +149,22 @@ inline constexpr int64_t kStreamedE2M1RowsAvx2 = 3;
 // (ONE_THREAD=1 tests/compare/compare.sh HEAD 'bf16*mxfp8' 5 4096 4096 bf16_rows
 // few_rows_avx512, and so on; 2026-11.) 14 to 16 rows of bf16 * NVFP4 take 0.85 to
 // 0.98 of the time of bf16_rows (1024^2 to 8192^2, two Zen 5 cores).
-inline constexpr int64_t kLongRow = 4096;
 inline constexpr int64_t kStreamedByteRows = 5;
 
-// The same for int4 and other codes of 4 bits whose scales multiply sums.
-// Streamed over large, bf16 rows, n = k = 4096, one core (2026-11):
-//                    16    64 rows
-//   INT4_32, Zen 5 0.65  1.15
-//            Zen 4 0.75  1.20
-//   INT8_32, Zen 5 0.99  1.74
-//            Zen 4 1.00  1.66
-//   FP8_1X128, Zen 5 0.92  1.59
-//              Zen 4 0.94  1.52
-inline constexpr int64_t kScaledRows = 24;
+// The same for weights whose scales multiply sums: with codes of 4 bits, and of 8
+// bits. Streamed over large, bf16 rows, n = k = 4096 (2026-11). Only the columns of
+// 20, 32 and 40 rows, on two cores, and INT8_32 and FP8_1X128 with 16 rows on Zen 5
+// have prefetches into L1 (few_rows_avx512.inl).
+//   rows                16    20    32    40    64
+//   INT4_32, Zen 5    0.65        0.82  0.95  1.15
+//            Zen 4    0.75                    1.20
+//   INT8_32, Zen 5    0.79  0.93              1.74
+//            Zen 4    1.00                    1.66
+//   FP8_1X128, Zen 5  0.83                    1.59
+//              Zen 4  0.94                    1.52
+// With 8192^2, INT4_32 has 0.81 (32 rows) and INT8_32 0.94 (16 rows) on Zen 5.
+inline constexpr int64_t kScaledRows = 32;
+inline constexpr int64_t kScaledByteRows = 16;
 // f32 and f16 over float_avx512, one core, 2048 x 4096:
 //   rows                    6     8    12
 //   f32 * MXFP4, Zen 5   0.66  0.97  1.08
@@ -196,8 +196,7 @@ JAXPLUGIN_ALWAYS_INLINE int64_t StreamedRowsAvx512(const ShapeSides& sides,
     if (IsScaledByAvx512(sides.strip)) return kScaledRows;
     return sides.strip.block == 16 ? 16 : 12;
   }
-  if (IsBF16(sides.strip)) return kStreamedByteRows;
-  return sides.k > kLongRow ? 9 : 12;
+  return IsBF16(sides.strip) ? kStreamedByteRows : kScaledByteRows;
 }
 
 // Up to a number of rows, bf16_rows is faster than bf16, which transposes the
