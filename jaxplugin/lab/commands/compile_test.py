@@ -115,7 +115,7 @@ class CompileTest(command_lines.CommandLineTestCase):
 
   @parameterized.parameters(
     ("no_such_module:f", (), "no module named no_such_module"),
-    ("model_of_test:none", (), "model_of_test has no attribute none"),
+    ("model_of_test:none", (), "model_of_test has no none"),
     ("model_of_test:number", (), "must be a function, got int"),
     ("model_of_test:mlp", ("--rewrite",), "--rewrite needs a module"),
     ("m.mlir", ("--arg", "f32[3]"), "--arg needs a function"),
