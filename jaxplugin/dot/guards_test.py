@@ -213,7 +213,10 @@ class FiresTest(Case):
     specs = {"in_specs": (P("x"), P()), "out_specs": P("x")}
     function = jax.shard_map(dot, mesh=mesh, axis_names={"x"}, **specs)
     with jax.set_mesh(mesh):
-      self.assert_found_once_planted((1, 2), "", function, *pair())
+      x, w = pair()
+      x = jax.device_put(x, jax.sharding.NamedSharding(mesh, P("x")))
+      w = jax.device_put(w, jax.sharding.NamedSharding(mesh, P()))
+      self.assert_found_once_planted((1, 2), "", function, x, w)
 
 
 class OffTest(Case):

@@ -299,7 +299,7 @@ class _Accelerator(calls.Walker, interception_private.Interceptor):
     known = [self._known(x) for x in args]
     if not any(known):
       return lambda inner: self._child()
-    shapes = [np.shape(x) for x in args]
+    shapes, operation = [np.shape(x) for x in args], operation.of_types()
 
     def make(inner: Sequence[Any]) -> _Accelerator:
       child = self._child()

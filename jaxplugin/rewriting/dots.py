@@ -596,6 +596,7 @@ class Rewriter(interception_private.Interceptor):
     outer, scopes = self._dots, sites_lib.scope_names()
     if operation.name in calls.CUSTOM_RULES:
       outer.note_change()  # its rules may contain matmuls
+    operation = operation.of_types()
 
     def make(args: Sequence[Any]) -> Rewriter:
       dots = outer.nested(scopes, operation, index)

@@ -342,7 +342,7 @@ class _Watcher:
     origins = [] if is_rule else origins
     args = [] if is_rule else operation.args
     outside = patterns.find_outside(operation.name, args)
-    scopes = sites.scope_names()
+    scopes, operation = sites.scope_names(), operation.of_types()
 
     def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
       own = calls.own_args(operation, index, args)

@@ -59,6 +59,15 @@ class BoundOperation:
     """Runs the operation."""
     return self.primitive.bind(*self.args, **self.params)
 
+  def of_types(self) -> BoundOperation:
+    """Returns the operation with types of its arguments.
+
+    JAX keeps functions that rules of derivatives close over. Tracers in them
+    would leak.
+    """
+    types = list(map(core.typeof, self.args))
+    return dataclasses.replace(self, args=types)
+
   def results_of(self, out: Any) -> list[Any]:
     """Returns a list of the results, given what `bind` returned."""
     return list(out) if self.primitive.multiple_results else [out]
