@@ -137,15 +137,22 @@ class ReadmeTableTest(absltest.TestCase):
       timed("cpu fastest", 3, 1.6e-3, **ours),
       timed("bf16", 9, 1.6e-3),
     ]
+    rounded = [
+      timed("cpu", 4, 9e-8),
+      timed("cpu fastest", 2, 1.6e-3, **ours),
+      timed("bf16", 9, 1.6e-3),
+    ]
     table = readme_table.peers_lines(
       run(
         ("4x64x64", "bf16xmxfp4", rows),
         ("4x64x64", "mxfp4", quantized),
         ("4x64x64", "bf16xmxfp8", no_effect),
+        ("4x64x64", "f32xmxfp4", rounded),
       )
     )
+    self.assertIn("| 4x64x64 | f32, in bf16 x MXFP4 | 2 |", table[-1])
     self.assertEqual(
-      table[2:],
+      table[2:6],
       [
         "| 4x64x64 | bf16 x MXFP4 | 3 | 1.6e-3 | bf16 | 9 | 1.6e-3 | 3.00 |"
         " openvino u4 | 1.5 | 5.2e-3 | 0.50 |",
