@@ -68,7 +68,7 @@ def compiled(architecture, name, interleaved, ptxas_version=None):
     path="upcast", block_m=64, block_n=64, block_k=64
   )
   (launch,) = matmul_plans.plan(shape, config, target)
-  (_, tiling) = launch.constexprs[0]
+  tiling = dict(launch.constexprs)["TILING"]
   types = matmul_plans.signature(launch, shape)
   kernel = kernel_compile.compile_kernel(
     dequantize_kernel,
