@@ -602,7 +602,9 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
         if not x.dtype.isnative:
           x = x.astype(x.dtype.newbyteorder("="))  # JAX refuses other orders
         if jax.sharding.get_abstract_mesh().empty:
-          return jax.device_put(x)  # asarray compiles a copy for each shape
+          # asarray compiles a copy for each shape. device_put shares memory
+          # with a NumPy array, which its owner may change.
+          return jax.device_put(x.copy())
       return jnp.asarray(x)
     except (TypeError, ValueError):
       pass

@@ -462,6 +462,13 @@ class AsArrayTest(parameterized.TestCase):
       for name in ("aval", "sharding", "committed", "weak_type"):
         self.assertEqual(getattr(found, name), getattr(expected, name))
 
+  def test_later_changes_of_a_numpy_array_have_no_effect(self):
+    given = np.zeros(4096 + 16, np.float32)
+    x = given[-given.ctypes.data % 64 // 4 :][:4096]  # JAX could share it
+    found = scaled_array.as_array("f", "x", x)
+    x[:] = 1
+    np.testing.assert_array_equal(found, 0)
+
 
 class ValidationTest(parameterized.TestCase):
   @parameterized.parameters((ERRORS, "ScaledArray: .*"), (FUNCTION_ERRORS, ""))
