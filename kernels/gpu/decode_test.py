@@ -118,7 +118,7 @@ def kind(format, **options):
   return configs.operand(format, 16, 256, **options)
 
 
-# Of the values of a format.
+# Dtypes of the values, by the name of the format.
 DTYPES = {
   "mxfp8": formats.E4M3,
   "mxfp8_e5m2": formats.E5M2,
