@@ -312,11 +312,9 @@ class BlockFormat:
   def without_offset(self) -> BlockFormat:
     """Returns the format of values and scales, which kernels read.
 
-    It is a named format if one has these fields.
+    It keeps its name, so messages name the format that the caller passed.
     """
-    if self.offset_dtype is None:
-      return self
-    return named(dataclasses.replace(self, offset_dtype=None, code_offset=0))
+    return dataclasses.replace(self, offset_dtype=None, code_offset=0)
 
   @property
   def scales_codes(self) -> bool:

@@ -443,7 +443,10 @@ class PublicFunctionsTest(parameterized.TestCase):
 
     trace(weights())
     ((stack, _),) = found
-    self.assertEqual((stack.format, stack.shape), (jp.INT4_128, (3, 16, 256)))
+    self.assertIsNone(stack.format.offset_dtype)
+    self.assertEqual(
+      (stack.format.name, stack.shape), ("uint4_128", (3, 16, 256))
+    )
 
   def test_a_stack_may_mix_derivatives(self):
     @jax.jit
@@ -468,7 +471,26 @@ class PublicFunctionsTest(parameterized.TestCase):
   def test_explain_says_why_there_are_two_matmuls(self):
     text = jp.explain(jp.linear, X, weights()[0]).details()
     self.assertIn("the second matmul of a block-scaled one", text)
-    self.assertIn("float32 x int4_128", text)
+    self.assertIn("float32 x uint4_128", text)
+
+  @parameterized.parameters("uint4_128", "uint4_32_min", "uint4_128_bf16")
+  def test_errors_name_the_format_with_the_offset(self, format):
+    w = weights(format)[0]
+    rows = jp.quantize(X, "mxfp8")
+    named = functools.partial(jp.linear, implementation="cudnn")
+    with jp.use_target(jp.named_target("b200", cudnn="9.13")):
+      for function, message in (
+        (lambda: named(rows, w), f"got mxfp8 x {format}\n"),
+        (lambda: named(X, w), f"does not support float32 x {format} "),
+        (
+          lambda: jp.block_scaled_dot(X, w, block_size=64),
+          f"for rhs of {format}, got 64",
+        ),
+      ):
+        with self.assertRaises(Exception) as caught:
+          function()
+        self.assertIn(message, str(caught.exception))
+        self.assertNotRegex(str(caught.exception), r"\bint4_")
 
   def test_xla_adds_offsets_if_it_is_named(self):
     for implementation, expected in ((None, True), ("xla", False)):

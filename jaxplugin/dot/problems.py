@@ -303,22 +303,39 @@ def measured(
 
 def _side_fields(name: str, side: SideProblem) -> dict[str, Any] | None:
   """Returns an operand's fields, or None if its format or dtype has no name."""
-  fields: dict[str, Any] = {name: str(side)}
   if side.format is None:
     if side.dtype.name not in row_fields.DTYPES:
       return None
+    fields: dict[str, Any] = {name: side.dtype.name}
   else:
-    named = row_fields.FORMATS.get(side.format.name)
-    if named is None or _blocked(named, side.format.block_size) != side.format:
+    named = _named(side.format)
+    # No measured program makes operands with a codebook.
+    if named is None or named.codebook is not None:
       return None
-    if named.codebook is not None:
-      return None  # no measured program makes operands of it
+    fields = {name: named.name}
     if not named.block_size:
       fields[f"{name}_block_size"] = side.format.block_size
     if side.dtype != side.format.array_dtype:
       fields[f"{name}_dtype"] = side.dtype.name
   others = row_fields.not_default(side, _SIDE_DEFAULTS)
   return fields | {f"{name}_{field}": v for field, v in others.items()}
+
+
+def _named(
+  format: formats_lib.BlockFormat,
+) -> formats_lib.BlockFormat | None:
+  """Returns the named format of an operand of `format`, or None.
+
+  An operand without its offset has the name of the format with the offset.
+  """
+  named = row_fields.FORMATS.get(format.name)
+  if named is None:
+    return None
+  if format.offset_dtype is None:
+    named = formats_lib.named(named.without_offset())
+  blocked = _blocked(named, format.block_size)
+  is_equal = dataclasses.replace(blocked, name=format.name) == format
+  return named if is_equal else None
 
 
 def _blocked(

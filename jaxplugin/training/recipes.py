@@ -250,7 +250,7 @@ def resolve_format(who: str, format: Any, name: str) -> formats.BlockFormat:
       " jp.block_scaled_dot"
     )
   if format.offset_dtype is not None:
-    other = format.without_offset()
+    other = formats.named(format.without_offset())
     if other.name == format.name:  # No named format has these fields.
       other = formats.INT8_32 if format.value_bits == 8 else formats.INT4_32
     raise NotImplementedError(

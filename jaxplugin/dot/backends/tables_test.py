@@ -699,6 +699,16 @@ class FieldsTest(parameterized.TestCase):
       fields = backends.OPERATION.fields_of(each)
       self.assertEqual(backends.OPERATION.problem_of(fields), each)
 
+  def test_rows_of_signed_codes_hold_for_codes_with_an_offset(self):
+    for format, row in (
+      ("uint4_128", "int4_128"),
+      ("uint4_32_min", "int4_32"),
+      ("uint4_128_bf16", "int4_128_bf16"),
+    ):
+      stored = formats.by_name(format).without_offset()
+      fields = dict(backends.OPERATION.fields_of(problem(rhs=stored)))
+      self.assertEqual(fields["rhs"], row)
+
   def test_problems_that_differ_have_other_fields(self):
     """Each field of a problem is compared, those of its operands too."""
     changes = {
