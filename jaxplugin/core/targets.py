@@ -170,6 +170,7 @@ _GPUS: Final[dict[str, tuple[str, tuple[int, int] | str, int, int, int]]] = {
   "l40s": ("NVIDIA L40S", (8, 9), 142, 96, 864),
   "h100": ("NVIDIA H100 80GB HBM3", (9, 0), 132, 50, 3350),
   "h200": ("NVIDIA H200", (9, 0), 132, 50, 4800),
+  "h20": ("NVIDIA H20", (9, 0), 78, 60, 4000),
   "b200": ("NVIDIA B200", (10, 0), 148, 126, 8000),
   "b300": ("NVIDIA B300 SXM6 AC", (10, 3), 148, 126, 8000),
   "rtx5090": ("NVIDIA GeForce RTX 5090", (12, 0), 170, 96, 1792),
@@ -177,6 +178,8 @@ _GPUS: Final[dict[str, tuple[str, tuple[int, int] | str, int, int, int]]] = {
   "mi300x": ("AMD Instinct MI300X", "gfx942", 304, 256, 5300),
   "mi355x": ("AMD Instinct MI355X", "gfx950", 256, 256, 8000),
 }
+# Superchips: the Grace CPU comes with GPUs that have a name above.
+_GRACE_GPUS: Final = {"gb200": "b200", "gb300": "b300"}
 DEVICE_KINDS: Final = {name: kind for name, (kind, *_) in _GPUS.items()}
 
 
@@ -207,6 +210,7 @@ _NAMED: Final = {
   "cpu": Target(name="cpu", platform="cpu"),
 }
 TARGET_NAMES: Final = tuple(_NAMED)
+_OTHER_NAMES: Final = {name: _NAMED[gpu] for name, gpu in _GRACE_GPUS.items()}
 _BANDWIDTHS: Final = {
   kind: _NAMED[name].memory_bandwidth for name, kind in DEVICE_KINDS.items()
 }
@@ -224,8 +228,9 @@ def named_target(
   its programs run on any CPU. `detect_target("cpu")` includes the kernels.
 
   Args:
-    name: one of "a100", "l40s", "h100", "h200", "b200", "b300", "rtx5090",
-      "gb10", "mi300x", "mi355x", "cpu"; any case.
+    name: one of "a100", "l40s", "h100", "h200", "h20", "b200", "b300",
+      "rtx5090", "gb10", "mi300x", "mi355x", "cpu"; any case. "gb200" and
+      "gb300" return "b200" and "b300".
     cudnn: version of cuDNN: "9.13", "9.13.0" or (9, 13, 0). None means that
       cuDNN is missing, so the cudnn backend is refused.
     ptxas: version of CUDA's ptxas, in the same forms. None means unknown.
@@ -248,11 +253,13 @@ def named_target(
       "named_target: name must be a string, got"
       f" {error_context.shown(name)}; pass one of {', '.join(TARGET_NAMES)}"
     )
-  target = _NAMED.get(name.lower())
+  target = (_NAMED | _OTHER_NAMES).get(name.lower())
   if target is None:
+    known = ", ".join((*TARGET_NAMES, *_OTHER_NAMES))
     raise ValueError(
-      f"named_target: name must be one of {', '.join(TARGET_NAMES)}, got"
-      f" {error_context.shown(name)}; for another device build a jp.Target"
+      f"named_target: name must be one of {known}, got"
+      f" {error_context.shown(name)}; pass a GPU of the same architecture, or"
+      " in Python a jp.Target with the figures of the device"
     )
   versions: dict[str, Any] = {}
   for tool, given in (("cuDNN", cudnn), ("ptxas", ptxas)):
@@ -309,7 +316,7 @@ def require(who: str, target: Any, kinds: str = "a jp.Target") -> None:
   if isinstance(target, Target):
     return
   remedy = "see jp.named_target"
-  if isinstance(target, str) and target.lower() in _NAMED:
+  if isinstance(target, str) and target.lower() in _NAMED | _OTHER_NAMES:
     remedy = f"pass jp.named_target({target.lower()!r})"
   raise TypeError(
     f"{who}: target must be {kinds}, got {error_context.shown(target)};"

@@ -24,6 +24,7 @@ COMPUTE_CAPABILITIES = {
   "l40s": (8, 9),
   "h100": (9, 0),
   "h200": (9, 0),
+  "h20": (9, 0),
   "b200": (10, 0),
   "b300": (10, 3),
   "rtx5090": (12, 0),
@@ -87,13 +88,19 @@ class NamedTargetTest(parameterized.TestCase):
       self.assertBetween(found.l2_bytes, 16 << 20, 512 << 20, name)
       self.assertBetween(found.memory_bandwidth, 2e11, 1e13, name)
 
-  def test_name_ignores_case(self):
-    self.assertEqual(targets.named_target("B200"), targets.named_target("b200"))
+  @parameterized.parameters(
+    ("B200", "b200"), ("GB200", "b200"), ("gb300", "b300")
+  )
+  def test_case_and_grace_cpu_do_not_change_the_gpu(self, name, gpu):
+    self.assertEqual(targets.named_target(name), targets.named_target(gpu))
+    with self.assertRaisesRegex(TypeError, f"named_target.'{name.lower()}'"):
+      targets.use_target(name)
 
   @parameterized.parameters(
     (
       ValueError,
-      "named_target: name must be .*a100.*mi355x.*got 'v100'; .*jp.Target",
+      "named_target: name must be .*a100.*mi355x.*gb300, got 'v100'; pass a GPU"
+      " of the same architecture, or in Python a jp.Target",
       "v100",
     ),
     (TypeError, "got None; pass one of a100", None),

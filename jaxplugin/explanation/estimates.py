@@ -47,7 +47,7 @@ class Estimate:
 # and for 4-bit values. INT8 accumulates in int32, and has the rate of FP8 if a
 # GPU has both. None if the vendor does not publish it, or if no kernel of this
 # package uses these instructions on the device. NVIDIA: data sheets
-# "A100 Tensor Core GPU", "L40S", "H100" and "H200"; "Blackwell Architecture
+# "A100 Tensor Core GPU", "L40S", "H100", "H200", "H20"; "Blackwell Architecture
 # Technical Brief" (HGX B200) and HGX B300 data sheet, an eighth of eight GPUs;
 # "RTX Blackwell GPU Architecture" white paper, table of the RTX 5090. Data
 # sheets give figures with sparsity, which are twice these. AMD: data sheets of
@@ -57,6 +57,7 @@ _PEAKS: Final[dict[str, tuple[float | None, float | None, float | None]]] = {
   "l40s": (362, 733, None),
   "h100": (989, 1979, None),
   "h200": (989, 1979, None),
+  "h20": (148, 296, None),
   "b200": (2250, 4500, 9000),
   "b300": (2250, 4500, 13125),
   "rtx5090": (209.5, 419, 1676),
