@@ -450,6 +450,9 @@ class LegacyTest(parameterized.TestCase):
         jp.block_scaled_dot(actual, actual),
         jp.block_scaled_dot(expected, expected),
       )
+    weights = (tree["layers"] for tree in (restored, today))
+    results = [jp.ragged_dot(np.ones((3, 64)), w, [1, 2]) for w in weights]
+    np.testing.assert_array_equal(*results)
     # The leaves can also be passed one array at a time, without a target.
     w = jp.ScaledArray(**then["w"], format="nvfp4")
     np.testing.assert_array_equal(floats(w), floats(today["w"]))

@@ -458,7 +458,8 @@ def _global_of_rhs(rhs: sides.Side) -> jax.Array | None:
     return None
   if scale.size == 1:
     return scale.reshape(())
-  if tuple(scale.shape[1:]) != (1, 1):
+  # An array of version 0.1 has f32[groups] (`legacy_global_scales`).
+  if any(size != 1 for size in scale.shape[1:]):
     raise TypeError(
       f"{sides.who()}: the global scale of rhs must be one number, or one per"
       f" group with shape ({rhs.shape[0]}, 1, 1), got {tuple(scale.shape)}"
