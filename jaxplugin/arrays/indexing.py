@@ -77,8 +77,11 @@ def is_layer(items: Sequence[Any]) -> bool:
 
 
 def _require_whole(item: Any, dim: int, shape: Sequence[int], why: str) -> None:
+  size = shape[dim]
   is_whole = isinstance(item, slice) and (
-    item.indices(shape[dim]) == (0, shape[dim], 1)
+    item == slice(None)
+    # `slice.indices` cannot read a symbolic size.
+    or (isinstance(size, int) and item.indices(size) == (0, size, 1))
   )
   if not is_whole:
     raise TypeError(

@@ -146,6 +146,17 @@ class IndexTest(parameterized.TestCase):
     actual = jax.export.export(take)(shapes).call(x)
     np.testing.assert_array_equal(actual, floats(x)[index])
 
+  def test_index_next_to_a_blocked_dimension_of_symbolic_size(self):
+    x = floats(quantized(jp.MXFP8, 4, 5, 64))
+    (k,) = jax.export.symbolic_shape("k")
+    take = jax.jit(lambda x: jp.quantize(x, "mxfp8")[2, 1:].dequantize())
+    shape = jax.ShapeDtypeStruct((4, 5, 32 * k), x.dtype)
+    actual = jax.export.export(take)(shape).call(x)
+    np.testing.assert_array_equal(actual, x[2, 1:])
+    cut = lambda x: jp.quantize(x, "mxfp8")[2, :, :32]
+    with self.assertRaisesRegex(TypeError, "dimension 2 .*taken whole"):
+      jax.export.export(jax.jit(cut))(shape)
+
   def test_a_loop_ends(self):
     x = quantized(jp.NVFP4, 3, 5, 64, batch_dims=1)
     rows = [floats(row) for row in x]
