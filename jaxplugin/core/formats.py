@@ -301,7 +301,8 @@ class BlockFormat:
       return self
     if not isinstance(size, int):
       raise NotImplementedError(
-        f"{self}: the size along the blocked axis must be static, got {size}"
+        f"{self}: the size along the blocked axis must be static, got {size}."
+        " Pass a format with blocks, or a static size"
       )
     return dataclasses.replace(self, block_size=max(size, 1))
 
@@ -374,8 +375,13 @@ class BlockFormat:
     return is_long or self.scale_dtype.itemsize > 1
 
   def fits(self, size: int) -> bool:
-    """Returns whether rows of `size` values can be divided into blocks."""
-    return self.may_be_short or size % self.block_size == 0
+    """Returns whether rows of `size` values can be divided into blocks.
+
+    A symbolic size must be a multiple of the block size.
+    """
+    if self.may_be_short and isinstance(size, int):
+      return True
+    return not self.block_size or size % self.block_size == 0
 
   @property
   def is_integer(self) -> bool:

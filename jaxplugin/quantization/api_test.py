@@ -219,6 +219,15 @@ def q(*shape, format=MXFP8, dtype=jnp.float32, **options):
   )
 
 
+def symbolic(format):
+  """Returns a call of `quantize` along a dimension of symbolic size."""
+  shape = (2, *jax.export.symbolic_shape("k"))
+  x = jax.ShapeDtypeStruct(shape, jnp.float32)
+  return lambda: jax.eval_shape(
+    functools.partial(quantization.quantize, format=format), x
+  )
+
+
 def both(*shape, format=MXFP8, dtype=jnp.float32, **options):
   """Returns a call of `quantize_both`."""
   return lambda: quantization.quantize_both(
@@ -251,6 +260,10 @@ ERRORS = (
    r"axis 0.*multiple of 32 for MXFP8.*got 33 in shape \(33, 64\)"),
   (q(2, 24, format=NVFP4), TypeError, "multiple of 16 for NVFP4.*got 24"),
   (lambda: jax.jit(q(2, 40)).trace(), TypeError, "got 40"),
+  (symbolic("fp8_1x128"), TypeError, "quantize: .*multiple of 128 .*got k in"),
+  (symbolic("int8_32"), TypeError, "quantize: .*multiple of 32 .*got k in"),
+  (symbolic("int8_row"), NotImplementedError,
+   "int8_row: .*static, got k. Pass a format with blocks"),
   (q(2, 64, axis=2), ValueError, "quantize: .*rank 2, got 2"),
   (q(2, 64, axis=-3), ValueError, "quantize: .*rank 2, got -3"),
   (q(2, 64, axis="k"), TypeError, "integer, got 'k'"),
