@@ -193,6 +193,21 @@ def _is_on_host(x: Any) -> bool:
   )
 
 
+def first_not_positive(x: Any) -> np.float32 | None:
+  """Returns a number that is not positive and finite in f32, or None.
+
+  Args:
+    x: an argument before its conversion to an array, which would be a tracer in
+      a trace. The result is None if x is traced.
+  """
+  if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x)):
+    return None
+  with np.errstate(over="ignore"):
+    numbers = np.asarray(x).astype(np.float32)
+  wrong = numbers[~((numbers > 0) & (numbers < np.inf))]
+  return wrong[0] if wrong.size else None
+
+
 def require_unconverted(who: str, x: Any) -> None:
   """Raises TypeError if a cast gave values or scale another float dtype.
 

@@ -169,8 +169,8 @@ def block_scaled_dot(
   if out_sharding is not None:
     asked = sharding.asked_sharding(call, out_sharding)
     call = call.replace(out_sharding=asked)
-  for side in (lhs_side, rhs_side):
-    arguments.reject_negative_scale(side)
+  arguments.reject_negative_scale(lhs_side, lhs_scale)
+  arguments.reject_negative_scale(rhs_side, rhs_scale)
   call = _with_epilogue(call, global_scale, bias, residual)
   if out is None:
     return _bind_sum(call, offset)

@@ -249,21 +249,28 @@ def _validate_block_size(
       )
 
 
-def reject_negative_scale(side: sides.Side) -> None:
+def reject_negative_scale(side: sides.Side, given: Any = None) -> None:
   """Raises ValueError if a concrete NVFP4 scale is negative.
 
   Padding may be negative. Tracers and arrays with shards on other hosts are
   not checked.
+
+  Args:
+    side: the operand.
+    given: its scale before the conversion to an array, which would be a tracer
+      in a trace. None is the scale of `side`.
   """
-  scale = side.scale
+  scale = side.scale if given is None else given
   if side.format != formats.NVFP4 or isinstance(scale, jax.core.Tracer):
     return
   if not getattr(scale, "is_fully_addressable", True):
     return
   if not validation.has_negative_code(scale):
     return
+  with jax.ensure_compile_time_eval():  # not a tracer, also in a trace
+    linear = side.replace(scale=jnp.asarray(scale)).linear_scale()
   # FP8 scales may be stored as uint8.
-  exact = np.asarray(side.linear_scale()).view(formats.E4M3)
+  exact = np.asarray(linear).view(formats.E4M3)
   negative = np.argwhere(validation.negative_codes(exact))
   if len(negative):
     where = tuple(int(i) for i in negative[0])

@@ -459,11 +459,21 @@ class MalformedCallTest(parameterized.TestCase):
     # Also as a constant of a function that is being traced.
     values = args.pop(side)
     args.pop(f"{side}_scale")
-    function = lambda rest: jp.block_scaled_dot(
-      **{side: values, f"{side}_scale": scale}, **rest
-    )
-    with self.assertRaisesRegex(ValueError, pattern):
-      jax.jit(function).trace(args)
+    for known in (scale, np.asarray(scale)):
+      function = lambda rest, known=known: jp.block_scaled_dot(
+        **{side: values, f"{side}_scale": known}, **rest
+      )
+      with self.assertRaisesRegex(ValueError, pattern):
+        jax.jit(function).trace(args)
+
+  def test_negative_padding_of_a_known_scale_is_not_refused(self):
+    padded = np.pad(np.ones((4, 2)), ((0, 0), (0, 2)), constant_values=-1)
+    padded = padded.astype(formats.E4M3)
+    for scale in (padded, jnp.asarray(padded)):
+      dot = lambda x, scale=scale: jp.block_scaled_dot(
+        x, x, scale, scale, block_size=16
+      )
+      self.assertEqual(jax.eval_shape(dot, fp4(4, 32)).shape, (4, 4))
 
   def test_negative_zero_and_nan_nvfp4_scales_are_not_refused(self):
     scale = np.array([[0x80, 0xFF], [0x38, 0x7F]], np.uint8).view(formats.E4M3)

@@ -208,7 +208,7 @@ def _layer_number(layer: Any, count: int) -> jax.Array:
       f" {number.dtype}{list(number.shape)}"
     )
   # As Python's integer: within a trace a comparison of arrays is traced.
-  if not isinstance(number, jax.core.Tracer) and not 0 <= int(layer) < count:
+  if not isinstance(layer, jax.core.Tracer) and not 0 <= int(layer) < count:
     raise ValueError(
       f"{WHO}: layer must be at least 0 and below the {count} layers of w_q,"
       f" got {int(layer)}"

@@ -295,8 +295,10 @@ class ErrorsTest(parameterized.TestCase):
   )
   def test_say_what_was_given(self, options, error, message):
     stack = make(np.random.default_rng(0), jp.MXFP8, (3, N, K)).operand
-    with self.assertRaisesRegex(error, f"^linear: .*{message}"):
-      jp.linear(jnp.ones((1, K)), stack, **options)
+    call = functools.partial(jp.linear, jnp.ones((1, K)), stack, **options)
+    for run in (call, functools.partial(jax.eval_shape, call)):
+      with self.assertRaisesRegex(error, f"^linear: .*{message}"):
+        run()
 
   def test_stack_must_be_one(self):
     one = make(np.random.default_rng(0), jp.MXFP8, (N, K)).operand

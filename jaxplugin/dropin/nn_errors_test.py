@@ -207,8 +207,10 @@ class MalformedCallTest(absltest.TestCase):
       for message, changes in rows.items():
         args = valid | changes
         with self.subTest(f"{name}: {message}"):
-          with self.assertRaisesRegex(error, f"(?s)^{name}: .*{message}"):
-            function(**args)
+          call = lambda f=function, args=args: f(**args)
+          for run in (call, lambda call=call: jax.eval_shape(call)):
+            with self.assertRaisesRegex(error, f"(?s)^{name}: .*{message}"):
+              run()
           if jaxs is not None:
             with self.assertRaises(error) as raised:
               jax.eval_shape(lambda f=jaxs, args=args: f(**args))

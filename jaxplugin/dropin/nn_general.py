@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin import dot, quantization
+from jaxplugin.arrays import validation
 from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.dot import backends, derivatives, sides
 from jaxplugin.dot.backends import xla
@@ -308,21 +309,19 @@ def _parse_config(
       f" {error_context.shown(global_scale)}"
     )
   if has_global_scale:
-    global_scale = nn_operands.array(
-      who, f"global_scale of {name}", global_scale
-    )
+    given = global_scale
+    global_scale = nn_operands.array(who, f"global_scale of {name}", given)
     if global_scale.size != 1 or global_scale.dtype != np.float32:
       raise TypeError(
         f"{who}: global_scale of {name} must be one float32, f32[] or f32[1],"
         f" got {global_scale.dtype}{list(global_scale.shape)}"
       )
-    if not isinstance(global_scale, jax.core.Tracer):
-      number = np.asarray(global_scale).item()
-      if not 0 < number < np.inf:
-        raise ValueError(
-          f"{who}: global_scale of {name} must be positive and finite, got"
-          f" {number}"
-        )
+    wrong = validation.first_not_positive(given)
+    if wrong is not None:
+      raise ValueError(
+        f"{who}: global_scale of {name} must be positive and finite, got"
+        f" {wrong}"
+      )
     global_scale = global_scale.reshape(())
   format = nn_operands.block_format(
     data_type, scale_type, block_size, has_global_scale

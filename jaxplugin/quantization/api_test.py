@@ -373,12 +373,13 @@ ERRORS = (
 class ArgumentsTest(parameterized.TestCase):
   def test_bad_argument_is_named_with_its_value(self):
     for call, error, words in ERRORS:
-      with (
-        self.subTest(words),
-        self.assertRaisesRegex(error, words) as caught,
-      ):
-        call()
-      self.assertIs(type(caught.exception), error)
+      for run in (call, lambda call=call: jax.eval_shape(call)):
+        with (
+          self.subTest(words),
+          self.assertRaisesRegex(error, words) as caught,
+        ):
+          run()
+        self.assertIs(type(caught.exception), error)
 
   def test_format_may_be_given_by_its_name(self):
     x = np.random.default_rng(3).normal(size=(32, 32)).astype(np.float32)

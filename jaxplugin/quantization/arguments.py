@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.arrays import layouts, scaled_array
+from jaxplugin.arrays import layouts, scaled_array, validation
 from jaxplugin.core import error_context, formats
 from jaxplugin.quantization import integers
 
@@ -237,7 +237,8 @@ def given_global_scale(
       f"{who}: global_scale must be None for {format}, which has none, got"
       f" {error_context.shown(global_scale)}; leave global_scale out"
     )
-  global_scale = scaled_array.as_array(who, "global_scale", global_scale)
+  given = global_scale
+  global_scale = scaled_array.as_array(who, "global_scale", given)
   shape = tuple(global_scale.shape)
   is_one = global_scale.size == 1
   follows = shape[: len(batch)] == tuple(batch) and set(
@@ -252,17 +253,14 @@ def given_global_scale(
       f" {global_scale.dtype}{list(shape)}"
     )
   global_scale = global_scale.reshape(() if is_one else tuple(batch))
-  global_scale = global_scale.astype(jnp.float32)
-  if not isinstance(global_scale, jax.core.Tracer):
-    numbers = np.asarray(global_scale)
-    wrong = numbers[~((numbers > 0) & (numbers < np.inf))]
-    if wrong.size:
-      raise ValueError(
-        f"{who}: global_scale must be positive and finite, got {wrong[0]}."
-        " Divide the largest magnitude by the largest value of the format"
-        " times that of its scales, or pass 1 for zeros"
-      )
-  return global_scale
+  wrong = validation.first_not_positive(given)
+  if wrong is not None:
+    raise ValueError(
+      f"{who}: global_scale must be positive and finite, got {wrong}."
+      " Divide the largest magnitude by the largest value of the format"
+      " times that of its scales, or pass 1 for zeros"
+    )
+  return global_scale.astype(jnp.float32)
 
 
 def float_dtype(dtype: Any) -> np.dtype:

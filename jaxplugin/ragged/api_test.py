@@ -247,8 +247,10 @@ class DebugChecksTest(parameterized.TestCase):
 
 class ErrorsTest(parameterized.TestCase):
   def _check(self, error, pattern, *args, **options):
-    with self.assertRaisesRegex(error, pattern):
-      jp.ragged_dot(*args, **options)
+    call = functools.partial(jp.ragged_dot, *args, **options)
+    for run in (call, functools.partial(jax.eval_shape, call)):
+      with self.assertRaisesRegex(error, pattern):
+        run()
 
   def test_names_rule_and_remedy(self):
     x, w_q, w = _operands()
