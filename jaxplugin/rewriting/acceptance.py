@@ -21,7 +21,7 @@ from jaxplugin.core import error_context, formats
 from jaxplugin.dot import backends
 from jaxplugin.jaxext.tracing import binding_private, interception_private
 from jaxplugin.rewriting import acceptor as acceptor_lib
-from jaxplugin.rewriting import facts
+from jaxplugin.rewriting import facts, sites
 from jaxplugin.rewriting import weights as weights_lib
 
 WHO: Final = acceptor_lib.WHO
@@ -154,9 +154,12 @@ def _call(
 
   token = _has_weights.set(is_inside or weights.count > 0)
   try:
-    result = interception_private.intercept(run, lambda _: acceptor)()
+    with sites.settling() as texts:
+      result = interception_private.intercept(run, lambda _: acceptor)()
   finally:
     _has_weights.reset(token)
+  for text in texts:
+    warnings.warn(text, error_context.NotQuantizedWarning, stacklevel=3)
   weights.write_back()
   outcome = acceptor.outcome
   if outcome.is_taken:

@@ -316,10 +316,7 @@ class Dots(calls.Walker):
     args, jaxpr = operation.args, operation.params["jaxpr"]
     if jax_private.is_own(jaxpr) or not calls.contains(jaxpr, _DECIDED):
       return None
-    inside = copy.copy(self)
-    inside.parent = weakref.ref(self)
-    inside.around = self.around.at_call(jaxpr)
-    rewriter = Rewriter(inside, list(zip(args, origins, strict=True)))
+    rewriter = Rewriter(self, list(zip(args, origins, strict=True)))
     return interception_private.evaluate(jaxpr, args, rewriter)
 
   def _leave_inside(self, operation: binding_private.BoundOperation) -> None:

@@ -22,6 +22,18 @@ def scanned(f):
   return function
 
 
+def looped(f):
+  def function(p, x):
+    body = lambda c: (c[0] + 1, f(p, c[1]))
+    return jax.lax.while_loop(lambda c: c[0] < 2, body, (0, x))[1]
+
+  return function
+
+
+def listed(f):
+  return lambda p, x: jax.lax.map(lambda x: f(p, x), x[None])[0]
+
+
 def mapped(f):
   return lambda p, x: jax.vmap(f, (None, 0))(p, x[None])[0]
 
@@ -35,6 +47,8 @@ _TRANSFORMATIONS = {
   "jit": jax.jit,
   "checkpoint": jax.checkpoint,
   "scan": scanned,
+  "while": looped,
+  "map": listed,
   "vmap": mapped,
   "jvp": differentiated,
 }
@@ -62,7 +76,7 @@ class NestingTest(parameterized.TestCase):
     experts = rng.standard_normal((4, 32, 32)).astype(np.float32)
     self.experts = jp.quantize(experts, "mxfp8")
 
-  def sites(self, f, *args, match="left|took 0|none of its"):
+  def sites(self, f, *args, match=".*(left|took 0|found no|none of its)"):
     """Returns the sites, and the number of plain matmuls."""
     with warnings.catch_warnings():
       warnings.filterwarnings("error", match, jp.NotQuantizedWarning)
@@ -87,22 +101,34 @@ class NestingTest(parameterized.TestCase):
         if name != "jvp":
           self.assertEqual(plain, 2)
 
-  @parameterized.parameters("none", "vmap")
-  def test_a_weight_that_is_accepted_outside_is_not_left(self, name):
-    q = _QUANTIZE(lambda p, x, w: jax.nn.gelu(x @ p) @ w)
-    f = lambda p, x, w: _TRANSFORMATIONS[name](lambda p, x: q(p, x, w))(p, x)
+  @parameterized.product(name=[*_TRANSFORMATIONS], place=("inside", "outside"))
+  def test_a_weight_that_is_accepted_outside_is_not_left(self, name, place):
+    def f(p, x, w):
+      layers = lambda p, x: jax.nn.gelu(x @ p) @ w
+      inside = _TRANSFORMATIONS[name]
+      if place == "inside":
+        return _QUANTIZE(inside(layers))(p, x)
+      return inside(_QUANTIZE(layers))(p, x)
+
     f = jp.accept_quantized(f)
     found, plain = self.sites(f, self.kernel, self.x, self.accepted)
     self.assertEqual([site.is_taken for site in found], [True])
-    self.assertEqual(plain, 0)
+    if name != "jvp":
+      self.assertEqual(plain, 0)
 
-  def test_explain_drops_a_site_that_is_accepted_later(self):
-    q = _QUANTIZE(lambda p, x, w: jax.nn.gelu(x @ p) @ w)
+  @parameterized.parameters(*_TRANSFORMATIONS)
+  def test_a_function_of_only_accepted_weights_does_not_warn(self, name):
+    def f(w, x):
+      return _TRANSFORMATIONS[name](_QUANTIZE(lambda p, x: x @ w))(x, x)
+
+    found, _ = self.sites(jp.accept_quantized(f), self.accepted, self.x)
+    self.assertEmpty(found)
+
+  def test_a_matmul_that_stays_is_left_after_all(self):
+    q = _QUANTIZE(lambda p, x, w, v: x @ p @ w @ v)
     f = jp.accept_quantized(jax.jit(q))
-    # quantize_dots cannot know it when the jitted function is traced.
     with self.assertWarnsRegex(jp.NotQuantizedWarning, "left 1 matmul"):
-      found = jp.explain(f, self.kernel, self.x, self.accepted).sites
-    self.assertEqual([site.is_taken for site in found], [True])
+      jp.explain(f, self.kernel, self.x, self.accepted, self.kernel)
 
   @parameterized.product(
     transformations=(

@@ -147,11 +147,8 @@ def quantize_dots(
     quantized_already.require_taken()
     if seen.is_quantized:
       binding_private.note_quantized()
-    text = seen.warning()
-    if text:
-      warnings.warn(
-        f"{WHO}: {text}", error_context.NotQuantizedWarning, stacklevel=2
-      )
+    if text := sites.warning_of(seen):
+      warnings.warn(text, error_context.NotQuantizedWarning, stacklevel=2)
     return result
 
   return quantized
@@ -276,7 +273,11 @@ class _Watcher:
     start = len(dots.sites)
     with sites.taking() as taken:
       out = self._bind(operation, dots, origins)
-    dots.sites[start:] = sites.without_taken(dots.sites[start:], taken)
+    left = sites.without_taken(dots.sites[start:], taken)
+    if len(left) < len(dots.sites[start:]):
+      self.note_quantized()
+    dots.sites[start:] = left
+    sites.note_all_taken(taken)
     results = operation.results_of(out)
     if _has_rule(operation):
       dots.note_rule(results)

@@ -548,14 +548,18 @@ def note_all_taken(taken: Sequence[Taken]) -> None:
 
 
 def without_taken(
-  sites: Sequence[DecidedSite], taken: Sequence[Taken]
+  sites: Sequence[DecidedSite], taken: list[Taken]
 ) -> list[DecidedSite]:
-  """Returns the sites except those that another transformation replaced."""
+  """Returns the sites except those that another transformation replaced.
+
+  Removes the matmuls of these sites from `taken`.
+  """
   left = list(sites)
-  for one in taken:
+  for one in list(taken):
     best = max(left, key=lambda x: one.likeness(x.site), default=None)
     if best is not None and one.likeness(best.site) >= 0:
       left.remove(best)
+      taken.remove(one)
   return left
 
 
@@ -582,6 +586,10 @@ class Seen:
 
   def warning(self) -> str:
     """Returns a warning about matmuls that the caller may expect quantized."""
+    text = self._warning()
+    return f"{WHO}: {text}" if text else ""
+
+  def _warning(self) -> str:
     left = [x.site for x in self.sites if x.site.recipe is None]
     if self.is_quantized:
       left = self._left_with_weights()
@@ -609,6 +617,48 @@ class Seen:
         if not has_batch and origin not in inputs:
           found.append(site)
     return found
+
+
+_unsettled: Final = contextvars.ContextVar[list[Seen] | None](
+  "unsettled", default=None
+)
+
+
+def warning_of(seen: Seen) -> str:
+  """Returns the warning of a call of `quantize_dots`, or "".
+
+  Inside of `settling` there is none yet.
+  """
+  unsettled = _unsettled.get()
+  if unsettled is None:
+    return seen.warning()
+  unsettled.append(seen)
+  return ""
+
+
+@contextlib.contextmanager
+def settling() -> Iterator[list[str]]:
+  """Returns a list that at the end has the warnings of `quantize_dots` inside.
+
+  `accept_quantized` replaces the matmuls of a jitted function after JAX has
+  traced it, and with it a `quantize_dots` inside. The outermost call settles.
+  """
+  warnings: list[str] = []
+  if _unsettled.get() is not None:
+    yield warnings
+    return
+  token = _unsettled.set(unsettled := [])
+  try:
+    with taking() as taken:
+      yield warnings
+  finally:
+    _unsettled.reset(token)
+  note_all_taken(taken)
+  for seen in unsettled:
+    left = without_taken(seen.sites, taken)
+    seen.has_quantized |= len(left) < len(seen.sites)
+    seen.sites = left
+    warnings += filter(None, [seen.warning()])
 
 
 def _count(found: Sequence[Any], noun: str) -> str:

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from jax._src import core, linear_util
+from jax._src import core, linear_util, source_info_util
 from jax._src.interpreters import partial_eval
 from jax.extend import core as extend_core
 
@@ -163,9 +163,19 @@ def intercept(
 def evaluate(
   jaxpr: Any, args: Sequence[Any], interceptor: Interceptor
 ) -> list[Any]:
-  """Evaluates a (closed) jaxpr with an interceptor."""
+  """Evaluates a (closed) jaxpr with an interceptor.
+
+  Operations of a function of JAX get the source line of the caller.
+  """
   if not isinstance(jaxpr, extend_core.ClosedJaxpr):
     jaxpr = extend_core.ClosedJaxpr(jaxpr, ())
+  if jax_private.is_of_jax(jaxpr):
+    line = source_info_util.current().traceback
+    eqns = [
+      eqn.replace(source_info=eqn.source_info.replace(traceback=line))
+      for eqn in jaxpr.eqns
+    ]
+    jaxpr = jaxpr.replace(jaxpr=jaxpr.jaxpr.replace(eqns=eqns))
   function = core.jaxpr_as_fun(jaxpr)
   return intercept(function, lambda _: interceptor)(*args)
 
