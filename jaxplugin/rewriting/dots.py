@@ -205,7 +205,7 @@ class Dots(calls.Walker):
     left = dataclasses.replace(site, reason=_IN_FORWARD)
     sites_lib.record([sites_lib.DecidedSite(site=left)])
     warnings.warn(
-      f"{_WHO}: {sites_lib.left_text('left 1 matmul', [left])}",
+      sites_lib.left_text("left 1 matmul", [left]),
       error_context.NotQuantizedWarning,
       stacklevel=2,
     )

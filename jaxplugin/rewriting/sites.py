@@ -586,19 +586,15 @@ class Seen:
 
   def warning(self) -> str:
     """Returns a warning about matmuls that the caller may expect quantized."""
-    text = self._warning()
-    return f"{WHO}: {text}" if text else ""
-
-  def _warning(self) -> str:
     left = [x.site for x in self.sites if x.site.recipe is None]
     if self.is_quantized:
       left = self._left_with_weights()
       return left_text(f"left {_count(left, 'matmul')}", left)
     if not left:
       return (
-        "found no matmul in fn, so nothing is quantized. It sees the matmuls"
-        " that run while fn is called or traced. Pass the function itself,"
-        " not a compiled one"
+        f"{WHO}: found no matmul in fn, so nothing is quantized. It sees the"
+        " matmuls that run while fn is called or traced. Pass the function"
+        " itself, not a compiled one"
       )
     taken = f"took 0 of {_count(left, 'matmul')}, so nothing is quantized"
     return left_text(taken, left)
@@ -670,13 +666,13 @@ _MOST_REASONS: Final = 4
 
 
 def left_text(what: str, left: Sequence[Site]) -> str:
-  """Returns a sentence, and each reason with the first matmul that has it."""
+  """Returns a warning, and each reason with the first matmul that has it."""
   if not left:
     return ""
   by_reason: dict[str, list[Site]] = {}
   for site in left:
     by_reason.setdefault(site.reason, []).append(site)
-  lines = [f"{what}:"]
+  lines = [f"{WHO}: {what}:"]
   for reason, found in list(by_reason.items())[:_MOST_REASONS]:
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
     place = f" at {found[0].source}" if found[0].source else ""
