@@ -191,30 +191,25 @@ def explain(
     axis_sizes=axis_sizes,
     for_export=for_export,
   )
-  operations = program.operations(jaxpr.jaxpr, num_devices)
+  # A gradient leaves operations unused, and so does `accept_quantized`.
+  used = jax_private.without_unused(jaxpr.jaxpr)
+  operations = program.operations(used, num_devices)
+  computed = set()  # names of prologues
   dots, quantizations, others = [], [], []
   for operation in operations:
     if operation.eqn.primitive in _MATMULS:
       dots.append(_explain_matmul(operation, target, for_export))
     elif operation.eqn.primitive is quantize_primitive.quantize_p:
+      computed.add(str(operation.eqn.params["problem"].prologue))
       is_fused, _ = _quantized_result(operation, target, for_export=for_export)
       if not is_fused:
         quantizations.append(explain_quantization(operation))
-    elif (called := program.called_function(operation.eqn)) is not None:
-      if called != program.DEQUANTIZE:
-        quantizations.append(_explain_function(operation, target))
+    elif operation.eqn.primitive is dequantization.dequantize_p:
+      quantizations.append(explain_quantization(operation))
+    elif program.called_function(operation.eqn) is not None:
+      quantizations.append(_explain_function(operation, target))
     elif (other := _explain_other(operation, target)) is not None:
       others.append(other)
-  # `accept_quantized` also adds dequantizations whose results are unused.
-  used = jax_private.without_unused(jaxpr.jaxpr)
-  computed = set()  # names of prologues
-  for operation in program.operations(used, num_devices):
-    if operation.eqn.primitive is dequantization.dequantize_p:
-      quantizations.append(explain_quantization(operation))
-    elif program.called_function(operation.eqn) == program.DEQUANTIZE:
-      quantizations.append(_explain_function(operation, target))
-    elif operation.eqn.primitive is quantize_primitive.quantize_p:
-      computed.add(str(operation.eqn.params["problem"].prologue))
   return report.Explanation(
     dots=report.merged(dots),
     quantizations=report.merged(quantizations),
