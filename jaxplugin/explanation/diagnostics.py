@@ -97,6 +97,7 @@ _SCANNED_GROUPS: Final = (
   " avoid the copy, make layers and groups one dimension, and set the sizes of"
   " other layers' groups to 0"
 )
+_EMPTY: Final = "a size is 0, so the result is computed without a kernel"
 _HALF: Final = (formats.BF16, np.dtype(np.float16))
 # Custom calls that lowerings of this package emit.
 _KERNEL_CALLS: Final = ("jaxplugin_", "triton_kernel_call")
@@ -442,7 +443,7 @@ def _explain_matmul(
   is_fused, note = _quantized_result(operation, target, for_export=for_export)
   computed = operation.alternative if is_fused else eqn
   fields = _explain_decided(eqn, decided, [x.aval for x in computed.outvars])
-  fields["decision"] = _with_notes(operation, decided.decision, note)
+  fields["decision"] = _with_notes(operation, fields["decision"], note)
   return report.Explained(**_place_of(operation), **fields)
 
 
@@ -465,9 +466,14 @@ def _explain_decided(
   """
   fields = dict(vars(decided))
   if decided.decision is not None:
+    fields["estimate"] = _estimate(eqn, decided, results)
+    if decided.problem.is_empty:
+      fields["decision"] = dataclasses.replace(
+        decided.decision, notes=(_EMPTY,)
+      )
+      return fields
     backend = _backend_of(decided)
     refusal = backend.lowering_refusal(decided.target)
-    fields["estimate"] = _estimate(eqn, decided, results)
     if refusal is None:
       fields["launched_by"] = backend.launched_by(decided.target)
     else:

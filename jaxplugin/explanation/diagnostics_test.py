@@ -53,6 +53,24 @@ class ExplainTest(parameterized.TestCase):
     self.assertIn("model", first.source)
     self.assertNotEqual(first.source, second.source)
 
+  def test_a_matmul_without_elements_runs_no_kernel(self):
+    h200 = jp.named_target("h200")
+    for m, groups in ((0, 4), (8, 0), (8, 4)):
+      x, sizes = jnp.ones((m, 64)), jnp.zeros(groups, jnp.int32)
+      experts = jp.ScaledArray(
+        jnp.zeros((groups, 32, 64), jnp.float8_e4m3fn),
+        jnp.zeros((groups, 32, 2), jnp.float8_e8m0fnu),
+        None,
+        jp.MXFP8,
+      )
+      (dot,) = jp.explain(jp.ragged_dot, x, experts, sizes, target=h200)
+      with jp.use_target(h200):
+        traced = jax.jit(jp.ragged_dot).trace(x, experts, sizes)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+      is_empty = "without a kernel" in str(dot.decision.notes)
+      self.assertEqual(is_empty, "custom_call" not in text)
+      self.assertEqual(is_empty, 0 in (m, groups))
+
   def test_what_is_no_array_is_given_to_the_function_as_it_is(self):
     def model(layer, x, *, name):
       self.assertEqual((name, layer["is_biased"]), ("relu", False))
