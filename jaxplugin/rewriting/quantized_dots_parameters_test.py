@@ -330,7 +330,7 @@ class WarningsTest(parameterized.TestCase):
       lambda *args: jax.vjp(function, *args), lambda vjp, g: vjp(g)
     )
     loss = lambda w, x: traced(derived)(w, x).sum()
-    gradient = jax.grad(jp.quantize_dots(loss, RECIPE))
+    gradient = jax.value_and_grad(jp.quantize_dots(loss, RECIPE), (0, 1))
     with self.assertWarnsRegex(jp.NotQuantizedWarning, "fwd of its custom_vjp"):
       found = jp.explain(gradient, W, X)
     self.assertEmpty(found.dots)

@@ -643,7 +643,8 @@ def settling() -> Iterator[list[str]]:
   if _unsettled.get() is not None:
     yield warnings
     return
-  token = _unsettled.set(unsettled := [])
+  unsettled: list[Seen] = []
+  token = _unsettled.set(unsettled)
   try:
     with taking() as taken:
       yield warnings
