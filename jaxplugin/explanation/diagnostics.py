@@ -119,9 +119,8 @@ def explain(
   docs/concepts/dispatch.md is the guide.
 
   Nothing is compiled or run. Sizes are those of whole arrays, and of one device
-  inside a `shard_map`. Not listed: unused operations, which XLA removes; and
-  dequantization of empty arrays or, under `jax.vmap`, with the same values or
-  scales for each entry.
+  inside a `shard_map`. Not listed: unused operations; dequantization of empty
+  arrays and, under `jax.vmap`, with the same values or scales for each entry.
 
   Args:
     fn: a function, which is traced; or a module in a form that `jp.rewrite`

@@ -256,7 +256,7 @@ class TransformationsTest(parameterized.TestCase):
   def test_explain_tells_each_product_and_its_cost(self):
     x, w, _ = _arrays()
     f = lambda x, w: jnp.sum(_dot(training.NVFP4_RECIPE)(x, w))
-    told = jp.explain(jax.grad(f, (0, 1)), x, w)
+    told = jp.explain(jax.value_and_grad(f, (0, 1)), x, w)
     self.assertEqual(
       [d.phase for d in told.dots], ["forward", "dgrad", "wgrad"]
     )
