@@ -22,9 +22,9 @@ _PRECISIONS: Final = ("highest", "fastest")
 
 
 def add_arguments(
-  command: argparse._ActionsContainer, *, required: bool, least: int
+  command: argparse._ActionsContainer, *, required: bool
 ) -> None:
-  """Adds the arguments that describe one dot; sizes are at least `least`."""
+  """Adds the arguments that describe one dot."""
   names = [format.name for format in formats.NAMED]
   plain = [dtype.name for dtype in formats.FLOAT_DTYPES]
   for side, help in (
@@ -46,14 +46,14 @@ def add_arguments(
   ):
     command.add_argument(
       f"-{name}",
-      type=arguments.size(least),
+      type=arguments.size(1),
       metavar="SIZE",
       required=required,
       help=meaning,
     )
   command.add_argument(
     "--batch",
-    type=arguments.size(least),
+    type=arguments.size(1),
     metavar="SIZE",
     help=f"default: {_DEFAULT_BATCH}",
   )

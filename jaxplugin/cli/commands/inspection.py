@@ -40,7 +40,7 @@ def _add_explain_arguments(command: argparse.ArgumentParser) -> None:
     "file", nargs="?", metavar="FILE", help=arguments.FILE_HELP
   )
   one = command.add_argument_group("one dot, instead of FILE")
-  dots.add_arguments(one, required=False, least=0)
+  dots.add_arguments(one, required=False)
   arguments.add_target(command)
   arguments.add_strict(command)
   command.add_argument(

@@ -122,8 +122,3 @@ class ExplainTest(command_lines.CommandLineTestCase):
     dot = "--lhs fp8_1x128 --rhs fp8_128x128 -m 128 -n 128 -k 256"
     _, out, _ = self.explain(f"{dot} --precision fastest --target h100 -v")
     self.assertIn("14 significant bits", " ".join(out.split()))
-
-  def test_empty_dot_is_explained(self):
-    status, out, _ = self.explain(f"{DOT} -m 0")
-    self.assertEqual(status, 0)
-    self.assertRegex(out, "mxfp8 x mxfp8  0  1  32")

@@ -194,7 +194,7 @@ def _operand(
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
-  dots.add_arguments(command, required=True, least=1)
+  dots.add_arguments(command, required=True)
   arguments.add_gpu(command, "a GPU", "cuda", "rocm")
   arguments.add_ptxas(command)
   arguments.add_options(
