@@ -6,9 +6,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import importlib
+import inspect
+import pathlib
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -28,6 +32,11 @@ _SHORT: Final = {
   **{f"s{bits}": f"int{bits}" for bits in (8, 16, 32)},
   **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32)},
 }
+# Folders of installed packages, and of this one.
+_LIBRARIES: Final = (
+  str(pathlib.Path(jax.__file__).parents[1]),
+  str(pathlib.Path(__file__).parents[1]),
+)
 # HLO's "f8e4m3fn" is "float8_e4m3fn".
 _SHORT_FLOAT: Final = re.compile(r"^f(\d)(e\dm\d\w*)$")
 
@@ -40,10 +49,11 @@ def is_function(text: str) -> bool:
 def function(text: str) -> Callable[..., Any]:
   """Imports the function that "package.module:function" names.
 
-  Python looks for the module in the current directory first.
+  Python looks for the module in the current directory first. An error of the
+  function becomes a ValueError that names the line.
 
   Raises:
-    ValueError: If it does not exist.
+    ValueError: If it does not exist, or its module cannot be imported.
   """
   match = _FUNCTION.fullmatch(text)
   assert match is not None
@@ -53,8 +63,10 @@ def function(text: str) -> Callable[..., Any]:
     found: Any = importlib.import_module(match[1])
   except ModuleNotFoundError as error:
     if error.name is None or not f"{match[1]}.".startswith(f"{error.name}."):
-      raise  # of what the module itself imports
+      raise _error(text, error) from error  # the module imports that one
     raise ValueError(f"{text}: no module named {error.name}") from None
+  except (Exception, SystemExit) as error:
+    raise _error(text, error) from error
   where = match[1]
   for name in match[2].split("."):
     if not hasattr(found, name):
@@ -64,7 +76,48 @@ def function(text: str) -> Callable[..., Any]:
     found, where = getattr(found, name), f"{where}.{name}"
   if not callable(found):
     raise ValueError(f"{text} must be a function, got {type(found).__name__}")
-  return found
+
+  @functools.wraps(found)
+  def call(*args: Any) -> Any:
+    _check_arguments(text, found, args)
+    try:
+      return found(*args)
+    except Exception as error:
+      raise _error(text, error) from error
+
+  return call
+
+
+def _check_arguments(
+  text: str, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+  try:
+    signature = inspect.signature(function)
+  except (TypeError, ValueError):  # a function of a C++ extension
+    return
+  try:
+    signature.bind(*args)
+  except TypeError:
+    raise ValueError(
+      f"{text} has the arguments {signature}, got {len(args)}; pass one --arg"
+      " for each"
+    ) from None
+
+
+def _error(text: str, error: BaseException) -> ValueError:
+  """Returns an error with the type, the words and the line of `error`."""
+  if isinstance(error, SyntaxError):
+    files = [f"{error.filename}:{error.lineno}"]
+    words = error.msg
+  else:
+    files = [
+      f"{frame.filename}:{frame.lineno}"
+      for frame in traceback.extract_tb(error.__traceback__)
+      if not frame.filename.startswith((*_LIBRARIES, "<"))
+    ]
+    words = " ".join(str(error).split())  # one line
+  where = f" ({files[-1]})" if files else ""
+  return ValueError(f"{text}: {type(error).__name__}: {words}{where}")
 
 
 def argument(text: str) -> Any:

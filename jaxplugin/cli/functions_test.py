@@ -3,6 +3,11 @@
 """Arrays as the command line names them; `compile_test` has functions."""
 
 import argparse
+import importlib
+import pathlib
+import sys
+import tempfile
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -57,3 +62,30 @@ class FunctionTest(parameterized.TestCase):
   def test_wrong_name_is_refused(self, text, pattern):
     with self.assertRaisesRegex(ValueError, pattern):
       functions.function(text)
+
+  def test_error_of_the_module_or_function_names_its_line(self):
+    directory = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    self.enter_context(
+      mock.patch.object(sys, "path", [str(directory), *sys.path])
+    )
+    self.addCleanup(importlib.invalidate_caches)
+    for i, (content, args, error) in enumerate(
+      (
+        ("f(", (), "SyntaxError: '\\(' was never closed \\(.*.py:1\\)$"),
+        ("import no_module", (), "ModuleNotFoundError: .*.py:1\\)$"),
+        ("raise KeyError('x')", (), "KeyError: 'x' \\(.*.py:1\\)$"),
+        ("\nexit(3)", (), "SystemExit: 3 \\(.*.py:2\\)$"),
+        ("def f(x): pass", (), "f has the arguments \\(x\\), got 0; pass one"),
+        ("def f(): pass", (1, 2), "has the arguments \\(\\), got 2; pass one"),
+        ("def f(x):\n  return x.y", (1,), "AttributeError: .*.py:2\\)$"),
+        (
+          "import jax.numpy as jnp\ndef f(x):\n  return jnp.dot(x, 'x')",
+          (1,),
+          "TypeError: .*.py:3\\)$",
+        ),
+      )
+    ):
+      (directory / f"written_{i}.py").write_text(content)
+      importlib.invalidate_caches()
+      with self.subTest(content), self.assertRaisesRegex(ValueError, error):
+        functions.function(f"written_{i}:f")(*args)
