@@ -310,6 +310,9 @@ def read(path: pathlib.Path) -> Repro:
     OSError: If it cannot be read.
     ReproError: If it is damaged, or has another version.
   """
+  # A pipe may never end.
+  if path.exists() and not (path.is_file() or path.is_dir()):
+    raise ReproError(f"{path}: it must be a regular file")
   with reading(path), zipfile.ZipFile(path) as archive:
     if any(info.flag_bits & _ENCRYPTED for info in archive.infolist()):
       raise ReproError("it is encrypted. Decrypt it, or save it again")

@@ -222,6 +222,8 @@ class BisectTest(ReproTestCase):
         jp.repro.replay(path)
       status, _, err = self.run_command("repro", path)
       self.assertEqual((status, err[:7]), (2, "error: "))
+    with self.assertRaisesRegex(jp.repro.ReproError, "null: .* regular file"):
+      jp.repro.replay("/dev/null")
 
   @parameterized.parameters(
     ("version", 3, "it has version 3, and this jaxplugin reads 2"),
