@@ -435,6 +435,8 @@ class SelectionTest(Case):
     ({"include": ["*.qq_proj"]}, r"include='\*.qq_proj' must match a tensor"),
     ({"exclude": ["x"]}, "exclude='x' must match a tensor"),
     ({"transposed": ["x"]}, "transposed='x' must match a tensor"),
+    ({"exclude": ["lm_haed.weight"]}, "tensor; near names: lm_head.weight;"),
+    ({"transposed": ["lm_head"]}, "must match experts .*got 'lm_head.weight'"),
     (
       {"include": ["*.k_proj", "*.short"]},
       r"include='\*.short' must match .*k=40 is not a multiple of 16",

@@ -84,10 +84,19 @@ def choose(
   by_name = {tensor.name: tensor for tensor in tensors}
   for what in ("exclude", "transposed", "include"):
     for pattern in getattr(rules, what) or ():
-      if not any(naming.matches([pattern], name) for name in by_name):
+      matched = [x for x in by_name if naming.matches([pattern], x)]
+      if not matched:
+        near = naming.near(pattern, by_name)
+        hint = f" near names: {', '.join(near)};" if near else ""
         raise errors.CheckpointError(
-          f"{who}: {what}={pattern!r} must match a tensor; list their names"
-          " with dry_run=True (--dry-run)"
+          f"{who}: {what}={pattern!r} must match a tensor;{hint} list their"
+          " names with dry_run=True (--dry-run)"
+        )
+      shapes = [by_name[x].shape for x in matched]
+      if what == "transposed" and all(len(shape) != 3 for shape in shapes):
+        raise errors.CheckpointError(
+          f"{who}: transposed={pattern!r} must match experts of shape"
+          f" [E, k, n], got {matched[0]!r} of shape {list(shapes[0])}"
         )
   found = [
     _decide(who, tensor, layout, format, rules, by_name)
