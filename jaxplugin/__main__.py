@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import glob
+import io
 import os
 import signal
 import sys
@@ -89,6 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   for name in ("stdout", "stderr"):  # None if the shell closed it: >&-
     if getattr(sys, name) is None:
       setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    stream = getattr(sys, name)
+    if isinstance(stream, io.TextIOWrapper):
+      # A name of a tensor may have letters that the terminal does not have.
+      stream.reconfigure(errors="backslashreplace")
   parser = _parser()
   args, unknown = parser.parse_known_args(argv)
   if unknown:  # `parse_args` would print the usage of the whole program

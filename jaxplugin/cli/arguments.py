@@ -29,12 +29,13 @@ WITH_TARGET_CUDNN: Final = {
 }
 
 
+_LARGEST_SIZE: Final = 2**63 - 1  # XLA's
 _LONG: Final = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
 def long_dtypes(text: str) -> str:
-  """Returns the name of a dtype for "bf16", "f16" or "f32"."""
-  return _LONG.get(text, text)
+  """Returns a name in lower case, and that of a dtype for "BF16" or "f32"."""
+  return _LONG.get(text.lower(), text.lower())
 
 
 def short_dtypes(text: str) -> str:
@@ -114,6 +115,10 @@ def size(least: int) -> Callable[[str], int]:
       ) from None
     if value < least:
       raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
+    if value > _LARGEST_SIZE:
+      raise argparse.ArgumentTypeError(
+        f"must be at most {_LARGEST_SIZE}, got {value}"
+      )
     return value
 
   return parse

@@ -5,6 +5,7 @@
 import contextlib
 import errno
 import importlib
+import io
 import json
 import os
 import pathlib
@@ -204,6 +205,15 @@ class MainTest(command_lines.CommandLineTestCase):
     with mock.patch.object(information, "information", side_effect=error):
       self.check_error(["info"], "^error: No space left on device$")
 
+  def test_letters_that_the_terminal_does_not_have_are_escaped(self):
+    name = "\u00e4\u2603.weight"
+    path = str(self.directory / "a.safetensors")
+    safetensors.numpy.save_file({name: np.ones((2, 2), np.float32)}, path)
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with mock.patch.object(sys, "stdout", out):
+      self.assertEqual(main.main(["checkpoint", path]), 0)
+    self.assertIn(r" \xe4\u2603.weight", out.buffer.getvalue().decode())
+
   def test_closed_output_is_no_error(self):
     with (
       mock.patch.object(sys, "stdout", None),
@@ -215,6 +225,7 @@ class MainTest(command_lines.CommandLineTestCase):
   @parameterized.product(
     given=(
       ("explain", "-4", "must be at least 1, got -4"),
+      ("explain", str(2**63), "must be at most 9223372036854775807, got 9"),
       ("explain", "1e3", "must be a whole number, got '1e3'"),
       ("explain", "0", "must be at least 1, got 0"),
       ("kernels", "0", "must be at least 1, got 0"),
