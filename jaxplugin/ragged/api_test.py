@@ -136,6 +136,7 @@ class TransformationsTest(parameterized.TestCase):
   @parameterized.product(
     rows=("mxfp8", "nvfp4"), weights=("mxfp8", "uint4_128", "uint4_32_min")
   )
+  @pytest.mark.sample(3)
   def test_rows_in_bytes_are_read_as_floats(self, rows, weights):
     """`to_bytes` stores values and scales as bytes, as stacks have them."""
     x, w_q, w = _operands(weights)

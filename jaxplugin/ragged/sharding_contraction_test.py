@@ -151,14 +151,18 @@ class ShardedContractionTest(explicit.AutoTestCase):
       ragged_dot_dimension_numbers=NUMBERS,
       out_sharding=out,
     )
-    gradient = jax.grad(lambda *args: jnp.sum(function(*args) ** 2) / 64)
+
+    def loss(*args):
+      y = function(*args)
+      return jnp.sum(y**2) / 64, y
+
     with jax.set_mesh(mesh):
       args = (
         explicit.put(mesh, lhs, lhs_spec),
         explicit.put(mesh, rhs, rhs_spec),
         SIZES,
       )
-      result, g = jax.jit(function)(*args), jax.jit(gradient)(*args)
+      g, result = jax.jit(jax.grad(loss, has_aux=True))(*args)
     self.assertEqual(tuple(jax.typeof(result).sharding.spec), spec)
     self.assertEqual(jax.typeof(g), jax.typeof(args[0]))
     expected = expected_of(exact_lhs, exact_rhs, SIZES)

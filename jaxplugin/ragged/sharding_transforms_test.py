@@ -193,9 +193,10 @@ class ExplicitTest(explicit.ExplicitTestCase):
     one_device = np.asarray(function(lhs, rhs, SIZES))
     with jax.set_mesh(self.mesh):
       args = self.put(lhs, lhs_spec), self.put(rhs, rhs_spec), SIZES
-      result = jax.jit(functools.partial(function, out_sharding=out))(*args)
       named = None if out is None else NamedSharding(self.mesh, out)
-      same = function(*args, out_sharding=named)
+      result, same = jax.jit(
+        lambda *args: [function(*args, out_sharding=s) for s in (out, named)]
+      )(*args)
     spec = default if out is None else out
     self.assert_type(result, *spec, *[None] * (2 - len(spec)))
     self.assertEqual(jax.typeof(same), jax.typeof(result))
