@@ -180,6 +180,49 @@ def operand(
   return make_operand(rng, case, integers=integers)
 
 
+def quantized(
+  x: np.ndarray, format: formats.BlockFormat | str, axis: int = -1
+) -> scaled_array.ScaledArray:
+  """Returns an array near `x`, stored as `jp.quantize` stores it, by NumPy.
+
+  `jp.quantize` compiles a program for each shape. A format with global scales
+  has 0.5. Codebooks and offsets are not supported.
+  """
+  format, axis = formats.resolve("quantized", format), axis % x.ndim
+  block_size = format.along(x.shape[axis]).block_size
+  sizes = {axis: block_size}
+  if format.is_square:
+    sizes = dict.fromkeys((x.ndim - 2, x.ndim - 1), block_size)
+  amax = np.abs(x.astype(np.float64))
+  for d, size in sizes.items():
+    amax = np.maximum.reduceat(amax, np.arange(0, x.shape[d], size), d)
+  info = (ml_dtypes.iinfo if format.is_integer else ml_dtypes.finfo)(
+    format.values_dtype
+  )
+  unit = 2.0**-format.fraction_bits * (0.5 if format.has_global_scale else 1)
+  scale = np.where(amax == 0, 1, amax / (float(info.max) * unit))
+  if format.scale_is_power_of_two:
+    scale = np.exp2(np.ceil(np.log2(scale)))
+  scale = scale.astype(format.scale_dtype)
+  step = scale.astype(np.float64) * unit
+  for d, size in sizes.items():
+    step = np.take(np.repeat(step, size, d), np.arange(x.shape[d]), d)
+  values = np.clip(x / step, float(info.min), float(info.max))
+  values = np.rint(values) if format.is_integer else values
+  is_packed = format.has_pairs and x.shape[axis] % 2 == 0
+  case = operand_case(
+    *(format, *x.shape),
+    axis=axis,
+    storage="packed_scaled_array" if is_packed else "scaled_array",
+  )
+  rng = np.random.default_rng(0)  # only padded storage draws from it
+  array = store(rng, case, values.astype(format.values_dtype), scale).operand
+  if not format.has_global_scale:
+    return array
+  factor = jax.device_put(np.full((1,) * x.ndim, 0.5, np.float32))
+  return scaled_array.replace(array, global_scale=factor)
+
+
 def store(
   rng: np.random.Generator,
   case: OperandCase,

@@ -51,7 +51,9 @@ def normal(*shape, seed=0):
 def quantized(format, *shape, seed=0):
   """Random numbers; in bf16 if there is no format."""
   x = normal(*shape, seed=seed)
-  return jnp.asarray(x, BF16) if format is None else jp.quantize(x, format)
+  if format is None:
+    return jax.device_put(x.astype(BF16))
+  return contract.quantized(x, format)
 
 
 class TritonDotSuite(interpreted.RecordedTestCase, suite.DotSuite):

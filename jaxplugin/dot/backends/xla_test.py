@@ -11,6 +11,7 @@ import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.dot import calls, sides
 from jaxplugin.dot.backends import xla
+from jaxplugin.testing import contract
 
 
 def side(name, kind):
@@ -49,7 +50,7 @@ class RowScaleTest(parameterized.TestCase):
     rng = np.random.default_rng(0)
     arrays = (rng.normal(size=(2, n, 96)).astype(np.float32) for n in (3, 5))
     return [
-      jp.quantize(x, format) if format else x.astype(jnp.bfloat16)
+      contract.quantized(x, format) if format else x.astype(jnp.bfloat16)
       for x, format in zip(arrays, (lhs, rhs), strict=True)
     ]
 
@@ -70,8 +71,10 @@ class RowScaleTest(parameterized.TestCase):
   def test_rows_of_codes_are_multiplied_in_bf16(self, lhs, rhs, dtype):
     x, w = self.operands(lhs, rhs)
     found = self.dot(x, w)
-    exact = [np.asarray(jp.dequantize(a) if isinstance(a, jp.ScaledArray) else
-                        a, np.float64) for a in (x, w)]  # fmt: skip
+    exact = [
+      contract.exact(a) if isinstance(a, jp.ScaledArray) else np.float64(a)
+      for a in (x, w)
+    ]
     expected = np.einsum("bmk,bnk->bmn", *exact)
     bound = 16 * 2.0**-24 * np.einsum("bmk,bnk->bmn", *map(np.abs, exact))
     self.assertTrue((np.abs(found - expected) <= bound).all())
@@ -86,7 +89,7 @@ class RowScaleTest(parameterized.TestCase):
   def test_scale_factors_follow_their_dimensions_of_the_result(self):
     x, w = self.operands(jp.FP8_ROW, jp.INT8_ROW)
     found = self.dot(x, w, numbers=(((2,), (2,)), ((), ())))
-    exact = [np.asarray(jp.dequantize(a), np.float64) for a in (x, w)]
+    exact = [contract.exact(a) for a in (x, w)]
     expected = np.einsum("amk,bnk->ambn", *exact)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -94,6 +97,6 @@ class RowScaleTest(parameterized.TestCase):
     x, w = self.operands(jp.INT8_ROW, jp.INT8_ROW)
     w = jax.tree.map(lambda leaf: leaf[:, :3], w)
     found = self.dot(x, w, numbers=(((1, 2), (1, 2)), ((), ())))
-    exact = [np.asarray(jp.dequantize(a), np.float64) for a in (x, w)]
+    exact = [contract.exact(a) for a in (x, w)]
     expected = np.einsum("amk,bmk->ab", *exact)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

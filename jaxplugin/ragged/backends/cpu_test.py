@@ -13,6 +13,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
+from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import ragged_suite
 
 SIZES = np.array([5, 0, 4], np.int32)
@@ -34,7 +35,7 @@ class SquareBlocksTest(parameterized.TestCase):
     super().setUp()
     rng = np.random.default_rng(0)
     self.x = jax.device_put(rng.standard_normal((12, 160)))
-    self.w = jax.device_put(rng.standard_normal((3, 256, 160)))
+    self.w = rng.standard_normal((3, 256, 160)).astype(np.float32)
 
   def scale_rows(self, function, *args):
     text = jax.jit(function).lower(*args).as_text()
@@ -44,7 +45,7 @@ class SquareBlocksTest(parameterized.TestCase):
     format=(jp.FP8_128X128, jp.FP8_128X128_E8M0), prepared=(False, True)
   )
   def test_bits_are_those_of_repeated_scales(self, format, prepared):
-    w = jp.quantize(self.w, format)
+    w = contract.quantized(self.w, format)
     given = jp.prepare_weights(w) if prepared else w
     args = self.x, given, SIZES
     self.assertEqual(self.scale_rows(jp.ragged_dot, *args), ["128"])
@@ -54,7 +55,7 @@ class SquareBlocksTest(parameterized.TestCase):
 
   @parameterized.parameters(0, 1, 2)
   def test_mapped_arguments_keep_the_scales(self, mapped):
-    w = jp.quantize(self.w, jp.FP8_128X128)
+    w = contract.quantized(self.w, jp.FP8_128X128)
     args = [self.x, w, SIZES]
     args[mapped] = jax.tree.map(lambda x: np.stack([x, x[::-1]]), args[mapped])
     in_axes = [0 if i == mapped else None for i in range(3)]
@@ -65,7 +66,7 @@ class SquareBlocksTest(parameterized.TestCase):
     np.testing.assert_array_equal(run(*args), wanted)
 
   def test_weights_of_partial_blocks_have_repeated_scales(self):
-    w = jp.quantize(self.w[:, :200], jp.FP8_128X128)
+    w = contract.quantized(self.w[:, :200], jp.FP8_128X128)
     args = self.x, w, SIZES
     self.assertEqual(self.scale_rows(jp.ragged_dot, *args), [])
     np.testing.assert_array_equal(
@@ -75,7 +76,7 @@ class SquareBlocksTest(parameterized.TestCase):
   def test_sharded_weights_have_repeated_scales(self):
     mesh = jax.make_mesh((2,), ("e",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("e")
-    w = jp.quantize(self.w[:2], jp.FP8_128X128)
+    w = contract.quantized(self.w[:2], jp.FP8_128X128)
     sharded = jax.device_put(
       jax.tree.map(np.asarray, w), jax.sharding.NamedSharding(mesh, spec)
     )
