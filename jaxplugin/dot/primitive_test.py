@@ -74,13 +74,16 @@ class ControlFlowTest(transformations.PrimitiveTestCase):
       y = dot(self.x, w, residual=carry)
       return y, y.sum()
 
-    carry, sums = lax.scan(step, self.residual, stacked)
-    expected, expected_sums = self.residual, []
-    for i in range(4):
-      expected = dot(self.x, entry(stacked, i), residual=expected)
-      expected_sums.append(expected.sum())
-    self.assert_same(carry, expected)
-    self.assert_same(sums, np.stack(expected_sums))
+    @jax.jit
+    def run(residual, stacked):
+      expected, expected_sums = residual, []
+      for i in range(4):
+        expected, total = step(expected, entry(stacked, i))
+        expected_sums.append(total)
+      loop = expected, jnp.stack(expected_sums)
+      return lax.scan(step, residual, stacked), loop
+
+    jax.tree.map(self.assert_same, *run(self.residual, stacked))
 
   def test_cond_takes_the_right_branch(self):
     either = lambda x, w: dot(x, w, residual=self.residual)
@@ -286,19 +289,25 @@ class VmapTest(transformations.PrimitiveTestCase):
         in_axes.append(None)
         continue
       axis = int(rng.integers(first.ndim + 1))
-      args.append(jnp.asarray(np.stack([np.asarray(e) for e in each], axis)))
+      args.append(np.stack([np.asarray(e) for e in each], axis))
       # Negative axes name the same dimension.
       in_axes.append(axis - (first.ndim + 1) * int(rng.integers(2)))
-    rows = []
-    for each in entries:
-      row = [
+    rows = [
+      [
         own if axis is not None else first
         for own, first, axis in zip(each, entries[0], in_axes, strict=True)
       ]
-      rows.append(np.asarray(function(*row)))
-    out_axis = int(rng.integers(rows[0].ndim + 1))
+      for each in entries
+    ]
+    out_axis = int(rng.integers(jax.eval_shape(function, *rows[0]).ndim + 1))
     batched = jax.vmap(function, in_axes=tuple(in_axes), out_axes=out_axis)
-    self.assert_same(batched(*args), np.stack(rows, out_axis))
+
+    @jax.jit
+    def run(args, rows):
+      return batched(*args), [function(*row) for row in rows]
+
+    actual, expected = run(args, rows)
+    self.assert_same(actual, np.stack(expected, out_axis))
     self.assertLen(dots_of(jax.make_jaxpr(batched)(*args).jaxpr), 1)
 
   @parameterized.parameters(*patterns(7))
@@ -311,9 +320,9 @@ class VmapTest(transformations.PrimitiveTestCase):
       lhs = (jp.MXFP8, (2, 3, 32), 2)
       return (
         *sides(rng, lhs, (jp.NVFP4, (2, 5, 32), 2)),
-        jnp.float32(2.0 ** rng.integers(-2, 3)),
-        jnp.asarray(rng.integers(-99, 99, 5), jnp.float32),
-        jnp.asarray(rng.integers(-99, 99, (2, 3, 5)), jnp.float32),
+        np.float32(2.0 ** rng.integers(-2, 3)),
+        rng.integers(-99, 99, 5).astype(np.float32),
+        rng.integers(-99, 99, (2, 3, 5)).astype(np.float32),
       )
 
     function = functools.partial(flat_dot, activation="relu")
@@ -385,11 +394,14 @@ class VmapTest(transformations.PrimitiveTestCase):
       stack = jax.tree.map(lambda *xs: jnp.stack(xs, 1), *entries)
       args.append(stack if is_mapped else entries[0])
       stacks.append(entries if is_mapped else entries * MAPPED_SIZE)
-    expected = np.stack([function(*pair) for pair in zip(*stacks, strict=True)])
     in_axes = tuple(1 if is_mapped else None for is_mapped in mapped)
-    batched = jax.vmap(function, in_axes=in_axes)
-    self.assert_same(batched(*args), expected)
-    self.assert_same(jax.jit(batched)(*args), expected)
+
+    @jax.jit
+    def run(args, pairs):
+      each = [function(*pair) for pair in pairs]
+      return jax.vmap(function, in_axes=in_axes)(*args), jnp.stack(each)
+
+    self.assert_same(*run(args, list(zip(*stacks, strict=True))))
 
   @parameterized.product(
     in_axes=((0, None), (None, 0), (1, None), (None, 2), (2, None)),
@@ -419,15 +431,23 @@ class VmapTest(transformations.PrimitiveTestCase):
   def test_vector_dot_with_scalar_epilogue_is_mapped(self):
     x, w = arrays((jp.MXFP8, (4, 32)), (jp.MXFP8, (1, 32)))
     vector = jp.ScaledArray(w.values[0], w.scale[0], None, jp.MXFP8)
-    residual = jnp.float32(7)
+    residual = np.float32(7)
     function = lambda x, residual: dot(
       *(x, vector),
       dimension_numbers=(((0,), (0,)), ((), ())),
       residual=residual,
     )
-    expected = np.stack([function(entry(x, i), residual) for i in range(4)])
-    for axis, given in ((None, residual), (0, jnp.full(4, residual))):
-      actual = jax.vmap(function, in_axes=(0, axis))(x, given)
+
+    @jax.jit
+    def run(x, residual, residuals):
+      return (
+        jnp.stack([function(entry(x, i), residual) for i in range(4)]),
+        jax.vmap(function, in_axes=(0, None))(x, residual),
+        jax.vmap(function)(x, residuals),
+      )
+
+    expected, *results = run(x, residual, np.full(4, residual))
+    for actual in results:
       self.assert_same(actual, expected)
 
   @parameterized.parameters((0,), (1,), (3,))
@@ -435,11 +455,15 @@ class VmapTest(transformations.PrimitiveTestCase):
   def test_mapped_global_scale_array_equals_a_loop(self, axis):
     x, w = arrays((jp.MXFP8, (2, 3, 32)), (jp.MXFP8, (2, 5, 32)))
     powers = np.random.default_rng(0).integers(-2, 3, (4, 2, 3, 1))
-    scales = jnp.asarray(2.0**powers, jnp.float32)
-    function = lambda s: dot(x, w, global_scale=s)
-    expected = np.stack([function(s) for s in scales])
-    moved = jnp.moveaxis(scales, 0, axis)
-    self.assert_same(jax.vmap(function, in_axes=axis)(moved), expected)
+    scales = np.exp2(powers).astype(np.float32)
+
+    @jax.jit
+    def run(scales, moved):
+      function = lambda s: dot(x, w, global_scale=s)
+      each = jnp.stack([function(s) for s in scales])
+      return jax.vmap(function, in_axes=axis)(moved), each
+
+    self.assert_same(*run(scales, np.moveaxis(scales, 0, axis)))
 
   def test_axis_size_zero_gives_an_empty_result(self):
     x, w = arrays((jp.MXFP8, (4, 32)), (jp.MXFP8, (5, 32)))

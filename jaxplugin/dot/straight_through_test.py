@@ -220,14 +220,17 @@ class GradientTest(parameterized.TestCase):
       jax.jit(lambda *x: jax.jvp(gradient, x, x)).trace(X, FACTOR, W)
 
   def test_first_gradients_have_the_bits_without_a_surrogate(self):
-    for dtype in (np.float32, jnp.bfloat16):
-      x, g = jnp.asarray(X, dtype), jnp.asarray(G, dtype)
-      dot = functools.partial(
-        jp.block_scaled_dot, preferred_element_type=dtype, global_scale=FACTOR
+    @functools.partial(jax.jit, static_argnums=0)
+    def by_x(dtype, w):
+      dot = lambda x: jp.block_scaled_dot(
+        x, w, preferred_element_type=dtype, global_scale=FACTOR
       )
-      by_x = lambda w, x=x, g=g, dot=dot: jax.vjp(lambda x: dot(x, w), x)[1](g)
-      w = quantize(W, jp.NVFP4)
-      np.testing.assert_array_equal(by_x(w), by_x(w.without_surrogate()))
+      return jax.vjp(dot, X.astype(dtype))[1](G.astype(dtype))
+
+    w = quantize(W, jp.NVFP4)
+    for dtype in (np.float32, jnp.bfloat16):
+      found, expected = by_x(dtype, w), by_x(dtype, w.without_surrogate())
+      np.testing.assert_array_equal(found, expected)
 
   def test_any_dimension_numbers_and_several_batches(self):
     x = RNG.normal(size=(K, 3, M)).astype(np.float32)
