@@ -14,14 +14,6 @@ from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import dot_cases, dot_rows, suite
 
 
-@pytest.mark.full
-class ChosenDotTest(suite.DotSuite):
-  """Whatever is chosen here, over 40 shapes: every kind once."""
-
-  implementation = None
-  cases_per_test = 2
-
-
 @pytest.mark.sample(1)
 class XlaDotTest(suite.DotSuite):
   """The xla implementation, over 500 shapes."""
