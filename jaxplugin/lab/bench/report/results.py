@@ -8,10 +8,12 @@ import dataclasses
 import json
 import os
 import pathlib
+import types
+import typing
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
-from jaxplugin.core import atomic_files
+from jaxplugin.core import atomic_files, strict_json
 from jaxplugin.lab.bench import roofline, timing
 from jaxplugin.lab.bench.peers import variants
 
@@ -24,6 +26,15 @@ LAUNCH_BOUND: Final = 0.9
 # Sums in f32 differ by their order only, so they are equally accurate.
 EQUAL_ACCURACY: Final = 1.1
 F32_ACCURACY: Final = 1e-6
+
+# Types of the entries of `BenchRun.environment` that reports read.
+_ENVIRONMENT: Final = {
+  **dict.fromkeys(("device", "date", "python", "cache_source"), str),
+  **dict.fromkeys(("instruction_set", "cudnn"), str | None),
+  "cores": int | None,
+  "cache_bytes": int,
+  "versions": dict[str, str],
+}
 
 Status = Literal["ok", "wrong", "failed", "unavailable"]
 
@@ -225,10 +236,15 @@ def read(path: str | os.PathLike[str]) -> BenchRun:
     ResultError: If it is not a file of results, or has another schema.
   """
   try:
-    data = json.loads(pathlib.Path(path).read_text())
+    text = pathlib.Path(path).read_bytes()
+    data = strict_json.loads(text, allow_nonfinite=True)
     schema = data["schema"]
     if schema == SCHEMA:
-      return _run(data)
+      data.pop("startup", None)  # earlier versions measured it
+      run: BenchRun = _value(BenchRun, data)
+      for name, kind in _ENVIRONMENT.items():
+        _value(kind, run.environment[name])
+      return run
   except (ValueError, KeyError, TypeError) as error:
     raise ResultError(
       f"bench: {path} must be a file of results ({type(error).__name__}:"
@@ -240,32 +256,34 @@ def read(path: str | os.PathLike[str]) -> BenchRun:
   )
 
 
-def _run(data: dict[str, Any]) -> BenchRun:
-  data.pop("startup", None)  # earlier versions measured it
-  return BenchRun(
-    **{
-      **data,
-      "command": tuple(data["command"]),
-      "ceilings": roofline.Ceilings(**data["ceilings"]),
-      "rows": tuple(map(_row, data["rows"])),
-      "left_out": tuple(data["left_out"]),
-    }
-  )
+def _value(kind: Any, data: Any) -> Any:
+  """Returns a value of JSON as a value of an annotated type.
 
-
-def _row(data: dict[str, Any]) -> RowResult:
-  for variant in data["variants"]:
-    for name in ("time", "other_time"):
-      variant[name] = variant[name] and timing.Stats(**variant[name])
-  for ratio in data["ratios"]:
-    ratio["ratio"] = timing.Stats(**ratio["ratio"])
-  return RowResult(
-    **{
-      **data,
-      "variants": tuple(VariantResult(**one) for one in data["variants"]),
-      "ratios": tuple(VariantRatio(**one) for one in data["ratios"]),
-    }
-  )
+  Raises:
+    KeyError, TypeError, ValueError: If it is not such a value.
+  """
+  if dataclasses.is_dataclass(kind) and isinstance(data, dict):
+    hints = typing.get_type_hints(kind)
+    found = kind(**{n: _value(hints[n], x) for n, x in data.items()})
+    if isinstance(found, timing.Stats) and not found.median > 0:
+      raise ValueError(f"a median must be above 0, got {found.median}")
+    return found
+  origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+  if origin is tuple and isinstance(data, list):
+    return tuple(_value(arguments[0], item) for item in data)
+  if isinstance(kind, types.UnionType):
+    kind = types.NoneType if data is None else arguments[0]
+    return _value(kind, data)
+  if origin is Literal:
+    is_valid = data in arguments
+  else:
+    # A bool is an int, and a whole number may be a float.
+    accepted = (float, int) if kind is float else origin or kind
+    is_valid = isinstance(data, accepted)
+    is_valid &= not isinstance(data, bool) or kind is bool
+  if not is_valid:
+    raise TypeError(f"{str(data)[:40]!r} is not of type {origin or kind}")
+  return data
 
 
 class Change(NamedTuple):

@@ -3,7 +3,9 @@
 """Files of results, and their comparison."""
 
 import dataclasses
+import functools
 import json
+import operator
 import os
 import pathlib
 import tempfile
@@ -72,6 +74,25 @@ class FileTest(parameterized.TestCase):
   )
   def test_other_files_are_refused(self, text, pattern):
     self.path.write_text(text)
+    with self.assertRaisesRegex(results.ResultError, pattern):
+      results.read(self.path)
+
+  @parameterized.parameters(
+    (("environment", "date"), 3, "'3' is not of type <class 'str'>"),
+    (("environment", "versions"), None, "'None' is not of type <class 'dict'>"),
+    (("ceilings", "read"), "1", "'1' is not of type <class 'float'>"),
+    (("rows", 0, "m"), 1.5, "'1.5' is not of type <class 'int'>"),
+    (("rows", 0, "variants"), "cpu", "'cpu' is not of type <class 'tuple'>"),
+    (("rows", 0, "variants", 0, "status"), "fine", "'fine' is not of type"),
+    (("rows", 0, "variants", 0, "time", "median"), 0, "median must be above 0"),
+    (("rows", 0, "variants", 0, "time", "mean"), 1.0, "KeyError: 'mean'"),
+  )
+  def test_damaged_files_are_refused(self, place, value, pattern):
+    row = bench_results.row(bench_results.variant("cpu", 2))
+    data = json.loads(results.to_json(bench_results.run(row)))
+    *path, last = place
+    functools.reduce(operator.getitem, path, data)[last] = value
+    self.path.write_text(json.dumps(data))
     with self.assertRaisesRegex(results.ResultError, pattern):
       results.read(self.path)
 
