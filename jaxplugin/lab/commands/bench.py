@@ -30,6 +30,9 @@ _QUICK_ROUNDS: Final = 7
 _QUICK_SECONDS: Final = 0.5
 _DEFAULT_THRESHOLD: Final = 0.05
 
+# Options that read files of results, and others that these take.
+_READERS: Final = {"compare": ("threshold",), "show": ("json", "verbose")}
+
 _FAILED: Final = 1
 
 
@@ -117,10 +120,9 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   out.add_argument(
     "--threshold",
     type=float,
-    default=_DEFAULT_THRESHOLD,
     metavar="FRACTION",
-    help="a ratio that falls by more than this is a regression; default:"
-    f" {_DEFAULT_THRESHOLD}",
+    help="with --compare: a ratio that falls by more than this is a regression;"
+    f" default: {_DEFAULT_THRESHOLD}",
   )
 
 
@@ -151,6 +153,7 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+  _check_unused(args)
   if args.compare is not None:
     return _compare(args)
   path = None if _prints_json(args) else args.json
@@ -167,6 +170,23 @@ def _run(args: argparse.Namespace) -> int:
       file=sys.stderr,
     )
   return _FAILED if bad else 0
+
+
+def _check_unused(args: argparse.Namespace) -> None:
+  """Raises ValueError if an option would have no effect."""
+  for reader, used in _READERS.items():
+    if getattr(args, reader) is None:
+      continue
+    for name, value in vars(args).items():
+      is_given = value is not None and value is not False
+      if is_given and name not in (reader, *used, "command", "parser"):
+        raise ValueError(
+          f"bench: --{name} must be left out with --{reader}, which measures"
+          " nothing. Leave it out"
+        )
+    return
+  if args.threshold is not None:
+    raise ValueError("bench: --threshold needs --compare BEFORE AFTER")
 
 
 def _prints_json(args: argparse.Namespace) -> bool:
@@ -259,7 +279,7 @@ def _names(
 ) -> tuple[str, ...] | None:
   if text is None:
     return None
-  if text == "none":
+  if text == "none" and option == "--peers":
     return ()
   names = tuple(item.strip() for item in text.split(","))
   for name in names:
@@ -271,14 +291,15 @@ def _names(
 
 
 def _compare(args: argparse.Namespace) -> int:
-  if not 0 < args.threshold < 1:
+  threshold = _DEFAULT_THRESHOLD if args.threshold is None else args.threshold
+  if not 0 < threshold < 1:
     raise ValueError(
-      f"bench: --threshold must be between 0 and 1, got {args.threshold}"
+      f"bench: --threshold must be between 0 and 1, got {threshold}"
     )
   before, after = map(results.read, args.compare)
   for path, one in zip(args.compare, (before, after), strict=True):
     print(f"{path}: {one.environment['device']}, {one.environment['date']}")
-  compared = results.compare(before, after, args.threshold)
+  compared = results.compare(before, after, threshold)
   console.show(table.comparison(compared))
   return _FAILED if compared.regressions else 0
 

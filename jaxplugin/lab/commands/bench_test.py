@@ -349,6 +349,19 @@ class CompareTest(BenchTestCase):
       "--threshold must be between 0 and 1, got 5",
     )
 
+  def test_options_without_effect_are_refused(self):
+    path = str(self.write_run("a", 1.0))
+    for name, line in (
+      ("append", f"--show {path} --append"),
+      ("rounds", f"--show {path} --rounds 3"),
+      ("threshold", f"--show {path} --threshold 0.1"),
+      ("json", f"--compare {path} {path} --json"),
+      ("show", f"--compare {path} {path} --show {path}"),
+    ):
+      self.check_error(
+        ["bench", *line.split()], f"--{name} must be left out with --"
+      )
+
 
 class BadArgumentsTest(BenchTestCase):
   @parameterized.parameters(
@@ -364,7 +377,9 @@ class BadArgumentsTest(BenchTestCase):
     ("--rounds 0", "--rounds must be above 0, got 0"),
     ("--seconds nan", "--seconds must be above 0, got nan"),
     ("--budget -1", "--budget must be above 0"),
+    ("--implementations none", "unknown --implementations 'none'"),
     ("--append", "--append needs a file, pass --json FILE"),
+    ("--threshold 0.1", "--threshold needs --compare"),
     ("--json no/such/r.json", "no/such/r.json: No such file"),
     ("--json .", r"\. is not a regular file"),
     ("--platform tpu", "invalid choice: 'tpu'"),

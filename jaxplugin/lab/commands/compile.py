@@ -237,6 +237,9 @@ def _run(args: argparse.Namespace) -> int:
     raise ValueError(
       "--strict needs --rewrite, which lowers the calls of a module"
     )
+  for name in ("elide", "force"):
+    if getattr(args, name) and args.output is None:
+      raise ValueError(f"--{name} needs -o, which writes the optimized HLO")
   if not is_function and args.arg:
     raise ValueError("--arg needs a function, got a module")
   if is_function or args.rewrite:

@@ -120,6 +120,8 @@ class CompileTest(command_lines.CommandLineTestCase):
     ("model_of_test:mlp", ("--rewrite",), "--rewrite needs a module"),
     ("m.mlir", ("--arg", "f32[3]"), "--arg needs a function"),
     ("m.mlir", ("--strict",), "--strict needs --rewrite"),
+    ("m.mlir", ("--elide",), "--elide needs -o"),
+    ("m.mlir", ("--force",), "--force needs -o"),
     ("none.mlir", (), "No such file"),
     ("m.mlir", ("--arg", "f33[3]"), "must be an array"),
     ("m.mlir", ("--target", "mi300x"), "mi300x is not an NVIDIA GPU"),

@@ -28,6 +28,11 @@ from jaxplugin.tables import resolution
 
 _FAILED: Final = 1
 _GB: Final = 1_000_000_000
+_MAX_GB: Final = 1e6  # more than any machine has
+
+# Options that have an effect only with, and only without --dry-run.
+_OF_DRY_RUNS: Final = ("target", "cudnn", "ptxas", "compile")
+_OF_TABLES: Final = ("output", "again", "retry", "budget")
 
 _DEFAULTS: Final = machine.TrialOptions()
 
@@ -241,13 +246,25 @@ def _check(args: argparse.Namespace) -> None:
     least = 1 if name == "margin" else 0
     if value is not None and not value > least:
       raise ValueError(f"tune: --{name} must be above {least}, got {value:g}")
-  if not args.dry_run:
-    for name in ("target", "cudnn", "ptxas", "compile"):
-      if getattr(args, name):
-        raise ValueError(
-          f"tune: --{name} needs --dry-run, because only an attached device can"
-          " be measured"
-        )
+  if args.memory >= _MAX_GB:
+    raise ValueError(
+      f"tune: --memory must be below {_MAX_GB:g}, got {args.memory:g}"
+    )
+  for name in _OF_DRY_RUNS if not args.dry_run else _OF_TABLES:
+    if getattr(args, name):
+      raise ValueError(
+        f"tune: --{name} must be left out with --dry-run, which writes no"
+        " table. Leave it out"
+        if args.dry_run
+        else f"tune: --{name} needs --dry-run, because only an attached device"
+        " can be measured"
+      )
+  for name in ("platform", "isa"):
+    if args.target is not None and getattr(args, name) is not None:
+      raise ValueError(
+        f"tune: --{name} must be left out with --target, which names a device"
+        " that is not attached. Leave it out"
+      )
 
 
 def _target(args: argparse.Namespace) -> targets.Target:
