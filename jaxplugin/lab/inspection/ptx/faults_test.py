@@ -82,6 +82,11 @@ ALLOWED = {
      "shl.b32 %r6, %r6, 16; shr.u32 %r6, %r6, 16; or.b32 %r5, %r5, %r6;"),
     THREAD,
   ),
+  "the written half of a pair": (
+    ("mov.b64 %rd5, {%r4, %r77}; mov.b64 %rd6, {0f3F800000, %r4};",
+     "mul.f32x2 %rd5, %rd5, %rd6; neg.f32x2 %rd5, %rd5; abs.f32x2 %rd5, %rd5;",
+     "mov.b64 {%r5, _}, %rd5;"), THREAD,
+  ),
 }  # fmt: skip
 FORBIDDEN = {
   "another warp's without a barrier": (faults.DataRace,
@@ -133,6 +138,9 @@ FORBIDDEN = {
     ("setp.lt.u32 %p1, %r4, 9; @%p1 mov.b32 %r5, %r4;",)),
   "a sum with unwritten bits": (faults.Undefined, "%r5",
     ("add.u32 %r5, %r77, %r4; and.b32 %r5, %r5, 1;",)),
+  "the unwritten half of a pair": (faults.Undefined, "%r5",
+    ("mov.b64 %rd5, {%r77, %r4}; add.f32x2 %rd5, %rd5, %rd5;",
+     "mov.b64 {%r5, _}, %rd5;")),
   "a field at an unwritten place": (faults.Undefined, "%r5",
     ("bfe.u32 %r5, %r4, %r77, 4;",)),
   "a barrier that some reach": (
@@ -171,6 +179,22 @@ class FaultsTest(parameterized.TestCase):
       grid=3,
     ).arrays[0]
     np.testing.assert_array_equal(left[:4], [3, 3, 3, 9])
+
+  @parameterized.parameters(
+    ("mov.b32 %r10, %r4;", "descriptor"),  # what is read next
+    ("add.u32 %r9, %r4, 1; mov.b32 %r10, %r9;", "%r10 is written, then used"),
+    ("add.u32 %r10, %r4, 1;", "%r10 is written, then used"),
+  )
+  def test_accumulators_may_be_copied_after_a_fence(self, body, message):
+    with self.assertRaisesRegex(faults.Fault, message):
+      run(
+        "wgmma.fence.sync.aligned;",
+        body,
+        "setp.lt.u32 %p1, %r4, 999;"
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16",
+        "{%r10, %r11, %r12, %r13}, %rd0, %rd0, %p1, 1, 1, 0, 0;",
+        threads=128,
+      )
 
   def test_lanes_of_a_warp_must_agree_whether_wgmma_keeps_sums(self):
     with self.assertRaisesRegex(faults.Divergence, "scale-d differs"):

@@ -102,10 +102,25 @@ def value(
 
 
 def _write(
-  block: blocks.Block, operand: parsing.Operand, bits: np.ndarray
+  block: blocks.Block,
+  out: parsing.Operand,
+  bits: np.ndarray,
+  operands: Iterable[parsing.Operand],
 ) -> None:
-  """Writes the bits of the elements of all registers."""
-  block.write(operand, bits.view(f"u{bits.nbytes // block.threads}"))
+  """Writes the bits of the elements of all registers.
+
+  An element of a pair is undefined if its element of an operand has undefined
+  bits: LLVM computes a single number in one half of a pair.
+  """
+  dtype = f"u{bits.nbytes // block.threads}"
+  undefined = None
+  if block.is_doubtful and bits.size > block.threads:
+    size = 8 * bits.nbytes // block.threads
+    unknown = [block.undefined_bits(x, size).view(bits.dtype) for x in operands]
+    is_unknown = np.any(unknown, axis=0)
+    undefined = np.where(is_unknown, ~bits.dtype.type(0), bits.dtype.type(0))
+    undefined = undefined.view(dtype)
+  block.write(out, bits.view(dtype), undefined)
 
 
 def _flushed(x: np.ndarray) -> np.ndarray:
@@ -135,7 +150,8 @@ def _arithmetic(block: blocks.Block, instruction: parsing.Instruction) -> None:
     result = np.where(np.isnan(values).any(axis=0), np.nan, result)
   if flushes:
     result = _flushed(result)
-  _write(block, out, rounding.to_bits(result, TYPES[result_type][0]))
+  bits = rounding.to_bits(result, TYPES[result_type][0])
+  _write(block, out, bits, [*operands, last])
 
 
 def _sign(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -144,7 +160,7 @@ def _sign(block: blocks.Block, instruction: parsing.Instruction) -> None:
   bits = _bits(block, operand, instruction.type)
   sign = bits.dtype.type(1 << 8 * bits.itemsize - 1)
   is_neg = instruction.parts[0] == "neg"
-  _write(block, out, bits ^ sign if is_neg else bits & ~sign)
+  _write(block, out, bits ^ sign if is_neg else bits & ~sign, [operand])
 
 
 def _setp(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -165,7 +181,7 @@ def _set(block: blocks.Block, instruction: parsing.Instruction) -> None:
     raise faults.NotModelled(f"{instruction.name}: set of no pair")
   out, *operands = instruction.operands
   found = _compared(comparison, *_values(block, operands, type))
-  _write(block, out, np.where(found, 0xFFFF, 0).astype(np.uint16))
+  _write(block, out, np.where(found, 0xFFFF, 0).astype(np.uint16), operands)
 
 
 HANDLERS: Final[dict[str, blocks.Handler]] = {
