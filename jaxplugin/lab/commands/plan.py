@@ -287,11 +287,16 @@ def _argument(text: str, mesh: Mesh) -> jax.ShapeDtypeStruct:
     () if item in ("", _UNSPLIT) else tuple(item.split("+"))
     for item in (axes.split(",") if axes else ())
   ]
-  unknown = {name for names in split for name in names} - {*mesh.axis_names}
-  if unknown or len(split) > len(spec.shape):
+  used = [name for names in split for name in names]
+  if (
+    {*used} - {*mesh.axis_names}
+    or len({*used}) < len(used)
+    or len(split) > len(spec.shape)
+  ):
     raise ValueError(
       f"plan: --arg {text!r} must name for each of its {len(spec.shape)}"
-      f" dimensions axes of the layout ({', '.join(mesh.axis_names)}) or -"
+      f" dimensions axes of the layout ({', '.join(mesh.axis_names)}), each"
+      " once, or -"
     )
   for dim, names in enumerate(split):
     parts = math.prod(mesh.shape[name] for name in names)

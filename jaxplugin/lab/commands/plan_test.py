@@ -94,13 +94,15 @@ class ErrorTest(command_lines.CommandLineTestCase):
 @needs_compiler
 class ArgumentErrorTest(command_lines.CommandLineTestCase):
   @parameterized.parameters(
-    ("bfloat16[8]@tp", r"axes of the layout \(fsdp\) or -"),
+    ("bfloat16[8]@tp", r"axes of the layout \(fsdp\), each once, or -"),
+    ("bfloat16[8,8]@fsdp,fsdp", "each once"),
+    ("bfloat16[64]@fsdp+fsdp", "each once"),
     ("bfloat16[8]@fsdp,-", "each of its 1 dimensions"),
     ("bfloat16[8,12]@-,fsdp", "dimension 1 .* multiple of the 8 .*, got 12"),
     ("mxfp8[64,64]", "plain array"),
     ("what", "must be an array"),
   )
-  @pytest.mark.sample(4)
+  @pytest.mark.sample(5)
   def test_arguments_name_axes_of_the_layout(self, argument, message):
     self.check_error(
       ("plan", NAME, "--layout=fsdp=8", f"--arg={argument}"), message

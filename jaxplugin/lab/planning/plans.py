@@ -102,6 +102,11 @@ def _dot_general(recipe: recipes.Recipe | str | None) -> Callable[..., Any]:
   return functools.partial(dot_general, key=jax.random.key(0))
 
 
+def _key_of(recipe: recipes.Recipe | str) -> jax.Array | None:
+  """Returns a key for the stochastic rounding of a recipe."""
+  return None if isinstance(recipe, str) else jax.random.key(0)
+
+
 def make_mesh(layout: layouts.MeshLayout, target: targets.Target) -> Mesh:
   """Returns a mesh of absent GPUs.
 
@@ -232,7 +237,7 @@ def on_one_device(
       return sharded.step()
     return sharded.step(
       lambda forward: quantized_dots.quantize_dots(
-        forward, recipe, fuse_activations=fuses
+        forward, recipe, key=_key_of(recipe), fuse_activations=fuses
       )
     )
   weights, rows = sharded.arguments()
@@ -288,8 +293,7 @@ def of_function(
   """
   recipe = recipe_of(format)
   if recipe is not None:
-    key = None if isinstance(recipe, str) else jax.random.key(0)
-    fn = quantized_dots.quantize_dots(fn, recipe, key=key)
+    fn = quantized_dots.quantize_dots(fn, recipe, key=_key_of(recipe))
   return _measured(fn, args, name, layout, format, target, mesh)
 
 

@@ -67,6 +67,22 @@ class PlanTestCase(parameterized.TestCase):
     self.assertLess(size, MOST_OF_MAXIMA * found.received, found)
 
 
+class FormatsTest(absltest.TestCase):
+  def test_recipes_and_formats_train_and_serve_on_one_device(self):
+    sizes = dict(channels=64, hidden=128, heads=2, kv_heads=2, head_size=32)
+    block = blocks.TransformerBlock(**sizes, sequence=32)
+    mesh = jax.sharding.Mesh(jax.devices("cpu")[:1], ("x",))
+    for format in (plans.PLAIN, "nvfp4", f"nvfp4{plans.RECIPE}"):
+      for trains in (False, True):
+        with self.subTest(format, trains=trains):
+          step, args = plans.on_one_device(
+            block, format, mesh, fuses=True, trains=trains
+          )
+          results = jax.tree.leaves(jax.eval_shape(step, *args))
+          self.assertEqual(results[0].shape, block.rows)
+          self.assertLen(results, 1 + 8 * trains)
+
+
 @needs_compiler
 class RowTest(PlanTestCase):
   @pytest.mark.lab
