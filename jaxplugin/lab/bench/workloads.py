@@ -233,12 +233,18 @@ def parse_rows(
     m: replaces m of all rows except "quantize" and "dequantize".
 
   Raises:
-    ValueError: If an item is not the name of a set or valid sizes.
+    ValueError: If an item is not the name of a set or valid sizes, or if `m`
+      would replace nothing.
   """
   rows: list[BenchRow] = []
   for item in _items("--shapes", text):
     rows += SETS[item] if item in SETS else [_parse_row(item)]
   if m is not None:
+    if not any(row.is_product for row in rows):
+      raise ValueError(
+        f"--m must be left out for rows without a matmul, got {text!r}. Leave"
+        " it out"
+      )
     rows = [
       dataclasses.replace(row, m=size)
       for row in rows
@@ -324,6 +330,11 @@ def pairs_of(
     for pair in (parse_pairs(row.formats) if pairs is None else pairs)
     if row.is_product or pair.lhs == pair.rhs
   ]
+  if not found:
+    raise ValueError(
+      f"a format of {', '.join(map(str, rows))} must be of both sides, got"
+      f" {', '.join(map(str, pairs or ()))}. Pass one such as nvfp4"
+    )
   for row, pair in found:
     check(row, pair)
   return found

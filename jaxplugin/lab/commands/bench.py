@@ -230,6 +230,11 @@ def _measure(args: argparse.Namespace, path: str | None) -> results.BenchRun:
   rounds = _QUICK_ROUNDS if args.quick else _DEFAULT_ROUNDS
   seconds = _QUICK_SECONDS if args.quick else _DEFAULT_SECONDS
   work = workloads.pairs_of(workloads.parse_rows(shapes, m), pairs)
+  if args.out is not None and all(row.kind != "dot" for row, _ in work):
+    raise ValueError(
+      "bench: --out must be left out without rows MxNxK, got --shapes"
+      f" {shapes}. Leave it out"
+    )
   earlier = _earlier(args, path)
   options = measurement.BenchOptions(
     mode=args.mode or _DEFAULT_MODE[platform],

@@ -378,6 +378,12 @@ class BadArgumentsTest(BenchTestCase):
     ("--seconds nan", "--seconds must be above 0, got nan"),
     ("--budget -1", "--budget must be above 0"),
     ("--implementations none", "unknown --implementations 'none'"),
+    ("--shapes quantize:4x32 --m 1", "--m must be left out for rows without"),
+    ("--shapes decoder:1x64x64 --out bf16", "--out must be left out without"),
+    (
+      "--shapes quantize:4x32 --formats bf16xnvfp4",
+      "must be of both sides, got bf16xnvfp4",
+    ),
     ("--append", "--append needs a file, pass --json FILE"),
     ("--threshold 0.1", "--threshold needs --compare"),
     ("--json no/such/r.json", "no/such/r.json: No such file"),
