@@ -89,7 +89,8 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
       )
     text = file.read(length)
   header = stored.parse_object(f"{path}: the header", text)
-  metadata = header.pop(METADATA, {})
+  metadata = header.pop(METADATA, None)
+  metadata = {} if metadata is None else metadata  # MLX writes null
   if not _is_strings(metadata):
     raise errors.fault(path, f"{METADATA} must be an object of strings")
   start = SIZE_BYTES + length

@@ -53,6 +53,15 @@ class ReadTest(files.CheckpointTestCase):
     self.assertEqual(read["none"].shape, (0, 5))
     self.assertEqual((read["c"].shape, float(read["c"])), ((), 1.0))
 
+  def test_metadata_of_null_is_none(self):
+    header = {"__metadata__": None, "a": GOOD["a"]}  # as MLX writes it
+    data = file_of(header, DATA[:24])
+    source = safetensors_files.open_file(self.write(data))
+    self.assertEqual(source.metadata, {})
+    np.testing.assert_array_equal(
+      source.tensors["a"].read(), safetensors.numpy.load(data)["a"]
+    )
+
   def test_files_of_the_safetensors_package_are_read(self):
     rng = np.random.default_rng(0)
     raw = {
