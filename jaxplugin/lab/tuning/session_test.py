@@ -3,12 +3,13 @@
 """Candidates that go wrong are listed and never chosen; rows are pure."""
 
 import dataclasses
+import importlib.metadata
 import io
 import pathlib
 import random
 import sys
 import tempfile
-import unittest
+import unittest.mock
 from typing import Final
 
 import pytest
@@ -203,6 +204,20 @@ class StoreTest(SessionTestCase):
       for name in ("h100", "h200")
     }
     self.assertNotEqual(digests["h100"], digests["h200"])
+
+  def test_checkout_that_is_not_installed_has_tables(self):
+    missing = importlib.metadata.PackageNotFoundError("jaxplugin")
+    with unittest.mock.patch.object(
+      importlib.metadata, "version", side_effect=missing
+    ):
+      rows = store.Store(
+        jp.named_target("h100"),
+        self.folder,
+        operation=backends.OPERATION,
+        rounds=1,
+        implementations=["triton"],
+      )
+    self.assertIsNone(rows.table())
 
 
 class ChoiceTest(SessionTestCase):

@@ -17,7 +17,6 @@ import dataclasses
 import datetime
 import fcntl
 import hashlib
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -29,6 +28,7 @@ from typing import Any, Final
 from jaxplugin.core import atomic_files, strict_json, targets
 from jaxplugin.lab.bench import devices
 from jaxplugin.lab.tuning.operations import operation as operation_lib
+from jaxplugin.runtime import fingerprints
 from jaxplugin.tables import reading, records, resolution
 
 LOCK_SECONDS: Final = 60.0  # a merge takes milliseconds
@@ -259,9 +259,10 @@ class Store:
       and backend.tunable.source(target) is not None
     ]
     is_cpu = target.platform == "cpu"
+    versions = {n: fingerprints.version(n) for n in ("jax", "jaxplugin")}
     about = {
-      "jax": importlib.metadata.version("jax"),
-      "jaxplugin": importlib.metadata.version("jaxplugin"),
+      # A checkout may not be installed.
+      **{n: version for n, version in versions.items() if version is not None},
       **({"cpu": devices.cpu_name()} if is_cpu else {}),
     }
     self._header = records.Header(
