@@ -264,7 +264,8 @@ def _value(kind: Any, data: Any) -> Any:
   """
   if dataclasses.is_dataclass(kind) and isinstance(data, dict):
     hints = typing.get_type_hints(kind)
-    found = kind(**{n: _value(hints[n], x) for n, x in data.items()})
+    fields = {name: _value(hints[name], x) for name, x in data.items()}
+    found = typing.cast(type, kind)(**fields)
     if isinstance(found, timing.Stats) and not found.median > 0:
       raise ValueError(f"a median must be above 0, got {found.median}")
     return found

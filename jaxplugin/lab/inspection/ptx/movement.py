@@ -315,9 +315,12 @@ def _move(block: blocks.Block, instruction: parsing.Instruction) -> None:
     block.rearrange(register, part, [source], bits)
   # LLVM copies an accumulator between wgmma.fence and wgmma. ptxas assigns the
   # copy the register of its source, or omits a source of zeros.
-  if isinstance(source, parsing.Register) and len(outs) == 1:
-    if source.name not in block.since_fence:
-      block.since_fence.discard(outs[0].name)
+  if (
+    isinstance(source, parsing.Register)
+    and isinstance(out, parsing.Register)
+    and source.name not in block.since_fence
+  ):
+    block.since_fence.discard(out.name)
 
 
 def _joined(parts: Sequence[np.ndarray], bits: int) -> np.ndarray:
