@@ -11,8 +11,6 @@ from typing import Final, Literal
 from jaxplugin.kernels import architectures, constants, formats, prologues
 
 SCALE_ROUNDINGS: Final = ("up", "floor")
-# Those that the kernels make.
-FORMAT_NAMES: Final = tuple(formats.FORMATS)
 
 Sizes = tuple[int, int, int]
 

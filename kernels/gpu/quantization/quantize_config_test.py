@@ -11,6 +11,7 @@ from jaxplugin.kernels.gpu.quantization import quantize_config, quantize_plans
 
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
+from jaxplugin.kernels import formats as kernel_formats
 from jaxplugin.testing.kernels import executed, quantize_cases
 
 SM_90 = architectures.by_name("sm_90")
@@ -33,7 +34,7 @@ SQUARE_64 = quantize_config.QuantizeOptions(is_square=True, hadamard=64)
 class ConfigTest(parameterized.TestCase):
   def test_every_format_of_the_package_is_known(self):
     names = [format.name for format in formats.FORMATS]
-    self.assertContainsSubset(names, quantize_config.FORMAT_NAMES)
+    self.assertContainsSubset(names, kernel_formats.FORMATS)
 
   def test_unknown_names_list_the_known(self):
     for changes, message in (
