@@ -46,8 +46,9 @@ def accept_quantized(
   `QuantizedWeight` as an array of the weight's shape. A matmul by it
   (`lax.dot_general`, `lax.ragged_dot` and callers) becomes `block_scaled_dot`,
   `linear` or `ragged_dot` of the quantized weight. The weight may be reshaped,
-  transposed, converted, sliced, gathered, scanned over layers, placed on a
-  mesh, and used inside transformations. Rounding by a conversion is left out.
+  transposed, converted, sliced, gathered, concatenated, scanned over layers,
+  placed on a mesh, and used inside transformations. Rounding by a conversion
+  is left out.
 
   Other operations use the dequantized array, with a warning. Take derivatives
   outside. docs/how_to/quantize_model.md is the guide.

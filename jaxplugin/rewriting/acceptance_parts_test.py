@@ -79,6 +79,25 @@ PARTS = {
     0,
     1,
   ),
+  "chosen columns": (lambda w, x: x @ w[:, EXPERTS], (64, 96), 0, 1),
+  "joined columns": (
+    lambda w, x: x @ jnp.concatenate([w[0], w[2]], axis=1),
+    (3, 64, 96),
+    1,
+    1,
+  ),
+  "joined transposes": (
+    lambda w, x: x @ jnp.concatenate([w[0].T, w[2].T]).T,
+    (3, 64, 96),
+    1,
+    1,
+  ),
+  "joined rows": (
+    lambda w, x: jnp.hstack([x, x]) @ jnp.vstack([w[0], w[2]]),
+    (3, 64, 96),
+    1,
+    1,
+  ),
   "tied embeddings": (
     lambda w, x: (w[jnp.asarray(EXPERTS)] + x) @ w.T,
     (96, 64),

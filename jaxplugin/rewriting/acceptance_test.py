@@ -405,6 +405,16 @@ class TrapsTest(AcceptedTest):
       "dot_general.*F32",
     ),
     ("carry", doubled_in_a_carry, "scan.*changes in each iteration"),
+    (
+      "joined with ones",
+      lambda w, x: x @ jnp.hstack([w, jnp.ones((64, 2))]),
+      "concatenate.*it is joined with an unquantized array",
+    ),
+    (
+      "joined with its transpose",
+      lambda w, x: x @ jnp.hstack([w, w.T]),
+      "concatenate.*weights of other orders are joined",
+    ),
   )
   @pytest.mark.sample(4)
   def test_a_weight_that_is_dequantized_is_named(self, function, message):

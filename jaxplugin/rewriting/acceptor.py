@@ -164,12 +164,12 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     name, args = operation.name, operation.args
     if name == _BARRIER:
       return self._without_weights(operation)
-    if name not in (*sites.NUMBERS, *calls.FOLLOWED, *weights.RULES):
+    if name not in (*sites.NUMBERS, *calls.FOLLOWED, *weights.OPERATIONS):
       return None
     if not any(self._names(x) for x in args):
       return None
     try:
-      if name in weights.RULES:
+      if name in weights.OPERATIONS:
         return self._views(operation)
       if name in sites.NUMBERS:
         multiply = self._dot if name == sites.DOT else self._ragged_dot
@@ -183,7 +183,7 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     if not calls.any_contains(operation, frozenset(sites.NUMBERS)):
       if name != "jit" or binding_private.is_placed(operation):
         return None
-      if not calls.any_contains(operation, frozenset(weights.RULES)):
+      if not calls.any_contains(operation, weights.OPERATIONS):
         return None
       # A function such as jnp.take, which returns a part of a weight.
       jaxpr = operation.params["jaxpr"]
@@ -365,15 +365,20 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
   def _views(self, operation: binding_private.BoundOperation) -> Any:
     """Returns results of an operation that the quantized weight can do."""
     x, *_ = operation.args
-    view = self.view(x)
-    if view is None:
-      raise facts.NotSupported(_MIXED)
+    if operation.name == weights.CONCATENATE:
+      views = list(map(self.view, operation.args))
+      parts = [weights.concatenated(views, operation.params["dimension"])]
+    else:
+      view = self.view(x)
+      if view is None:
+        raise facts.NotSupported(_MIXED)
+      parts = weights.RULES[operation.name](view, operation)
     self.outcome.is_taken |= operation.name in weights.PARTS
     results = [
       part.value(x.dtype)[0]
       if part.weight.is_rows
       else self._rebuild(part, x.dtype)[0]
-      for part in weights.RULES[operation.name](view, operation)
+      for part in parts
     ]
     return results if operation.primitive.multiple_results else results[0]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxplugin import quantization
-from jaxplugin.arrays import layouts, placement, scaled_array
+from jaxplugin.arrays import layouts, placement, scaled_array, stacking
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.rewriting import facts
@@ -270,9 +270,12 @@ class View:
     )
 
   def picked(self, dim: int, index: Any) -> View:
-    """Returns `taken`, as rows if the dimension is that of the stored rows."""
+    """Returns `taken`, as rows if it selects vectors along the blocked one."""
     part = self.taken(dim, index)
-    is_rows = self.stored_dim(dim) == self.weight.ndim - 2
+    is_rows = (
+      self.stored_dim(dim) == self.weight.ndim - 2
+      and self.dims[-1] == self.stored[-1]
+    )
     weight = dataclasses.replace(part.weight, is_rows=is_rows)
     return dataclasses.replace(part, weight=weight)
 
@@ -317,8 +320,8 @@ class View:
     return value, facts.ArrayProduct(self.dims, (factor,))
 
 
-# Operations that the quantized weight can do. Each function takes a view and an
-# operation on it, and returns the views that the operation's results are.
+# Operations that the quantized weight can do. Each function of RULES takes a
+# view and an operation on it, and returns the views that the results are.
 
 
 def _wide(index: Any) -> jax.Array:
@@ -410,6 +413,39 @@ def _gather(
   return [dataclasses.replace(part, dims=tuple(order))]
 
 
+def concatenated(views: Sequence[View | None], dim: int) -> View:
+  """Returns the view of weights that are joined along a dimension of views."""
+  first, *others = whole = [view for view in views if view is not None]
+  if len(whole) != len(views):
+    raise facts.NotSupported("it is joined with an unquantized array")
+  order = list(map(first.stored_dim, range(len(first.dims))))
+  for view in others:
+    if order != list(map(view.stored_dim, range(len(view.dims)))):
+      raise facts.NotSupported("weights of other orders are joined")
+  at = order[dim]
+  try:
+    # XLA:CPU joins 8-bit floats as f32.
+    array = stacking.concatenate(
+      [view.weight.selected().to_bytes() for view in whole], at
+    )
+  except (TypeError, NotImplementedError) as error:
+    raise facts.NotSupported(str(error)) from error
+  weight = dataclasses.replace(
+    first.weight,
+    path=" and ".join(view.weight.path for view in whole),
+    array=array,
+    layers=(),
+    is_part=any(view.weight.is_part for view in whole),
+    is_shard=all(view.weight.is_shard for view in whole),
+  )
+  atoms = facts.atoms_of(array.shape[at])
+  return View(
+    weight=weight,
+    dims=(*first.dims[:dim], atoms, *first.dims[dim + 1 :]),
+    stored=(*first.stored[:at], atoms, *first.stored[at + 1 :]),
+  )
+
+
 def _place(view: View, operation: binding_private.BoundOperation) -> list[View]:
   """Places the stored arrays by the sharding of a view."""
   params = operation.params
@@ -453,3 +489,5 @@ PARTS: Final[Mapping[str, _Rule]] = {
 }
 PLACES: Final = {"sharding_constraint": _place, "reshard": _place}
 RULES: Final = {**PARTS, **PLACES, "pvary": _vary, "all_gather": _all_gather}
+CONCATENATE: Final = "concatenate"
+OPERATIONS: Final = frozenset({*RULES, CONCATENATE})
