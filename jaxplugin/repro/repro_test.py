@@ -297,8 +297,8 @@ class SaveTest(ReproTestCase):
     x = normal(3, 64)
     x[0] *= 1e-8
     given = None if scale is None else np.float32(scale)
-    function = lambda x: jp.quantize(x, "nvfp4", global_scale=given)
-    jp.repro.save(self.path, function, x, data=True)
+    function = lambda x, scale: jp.quantize(x, "nvfp4", global_scale=scale)
+    jp.repro.save(self.path, function, x, given, data=True)
     found = jp.repro.replay(self.path)
     self.assertIsNone(found.first_wrong, str(found))
 
