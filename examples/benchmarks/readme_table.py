@@ -29,6 +29,7 @@ from jaxplugin.lab.bench.report import results
 DIRECTORY = pathlib.Path(__file__).resolve().parent
 README = DIRECTORY.parents[1] / "README.md"
 PAGE = DIRECTORY.parents[1] / "docs" / "benchmarks" / "cpu.md"
+AVX2_PAGE = PAGE.with_name("cpu_avx2.md")
 GPU_PAGE = PAGE.with_name("gpu.md")
 EXPERTS_PAGE = PAGE.with_name("experts.md")
 # The rows of README.md: name in the run -> name on the page.
@@ -361,7 +362,7 @@ def tables(path):
 
 
 if __name__ == "__main__":
-  shown = [*linked(README, PAGE), *experts_files()]
+  shown = [*linked(README, PAGE, AVX2_PAGE), *experts_files()]
   for path in map(pathlib.Path, sys.argv[1:] or shown):
     try:
       print("\n\n".join("\n".join(table) for table in tables(path)))
