@@ -11,7 +11,6 @@ w_q = jp.quantize(w, jp.NVFP4)
 y = jp.block_scaled_dot(x_q, w_q, preferred_element_type=jnp.bfloat16)
 """
 
-from jaxplugin.cli import startup as _startup  # noqa: F401
 from jaxplugin.jaxext import jax_version as _jax_version  # noqa: F401
 
 # isort: split

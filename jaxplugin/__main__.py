@@ -130,8 +130,7 @@ def _interruptible() -> Iterator[threading.Event]:
   """Yields an event that Ctrl-C sets. A second Ctrl-C ends the process.
 
   Python raises KeyboardInterrupt only after a call of XLA returns. A thread
-  reads the signals meanwhile. Outside of this context `cli.startup` lets Ctrl-C
-  end the process without a traceback.
+  reads the signals meanwhile.
   """
   interrupted, done = threading.Event(), threading.Event()
   if threading.current_thread() is not threading.main_thread():
@@ -160,14 +159,10 @@ def _interruptible() -> Iterator[threading.Event]:
 
   threading.Thread(target=watch, daemon=True).start()
   before = signal.set_wakeup_fd(writer)
-  handler = signal.getsignal(signal.SIGINT)
-  if handler is signal.SIG_DFL:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
   try:
     yield interrupted
   finally:
     done.set()
-    signal.signal(signal.SIGINT, handler)
     signal.set_wakeup_fd(before)
     os.close(writer)  # ends `watch`
 

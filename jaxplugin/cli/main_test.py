@@ -33,20 +33,6 @@ from jaxplugin.testing import (
   written_modules,
 )
 
-# A sitecustomize.py. Ctrl-C comes when jaxplugin imports jax.
-INTERRUPTED_IMPORT = """
-import signal, sys
-
-class Interruption:
-  def find_spec(self, name, path=None, target=None):
-    if name == "jax":
-      signal.raise_signal(signal.SIGINT)
-
-# A shell starts background processes with SIGINT ignored.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
-sys.meta_path.insert(0, Interruption())
-"""
 SIZES = ("-m", "128", "-n", "256", "-k", "4096")
 ANSWER_SECONDS = 30  # in which a command answers Ctrl-C on a busy machine
 ONE_DOT = ("--target", "h200", "--lhs", "mxfp8", "--rhs", "mxfp8", *SIZES)
@@ -123,23 +109,6 @@ class MainTest(command_lines.CommandLineTestCase):
     ):
       status, _, err = self.run_command("info")
     self.assertEqual((status, err), (130, ""))
-
-  def test_ctrl_c_during_imports_ends_only_the_command_line_silently(self):
-    self.write("sitecustomize.py", INTERRUPTED_IMPORT)
-    script = "import sys; sys.argv[0] = '/bin/jaxplugin'; import jaxplugin"
-    for arguments, status, error in (
-      (["-m", "jaxplugin", "info"], -signal.SIGINT, "^$"),
-      (["-c", script], -signal.SIGINT, "^$"),
-      (["-c", "import jaxplugin"], -signal.SIGINT, "KeyboardInterrupt$"),
-    ):
-      result = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": str(self.directory)},
-        capture_output=True,
-        text=True,
-      )
-      self.assertEqual(result.returncode, status)
-      self.assertRegex(result.stderr.strip(), error)
 
   @contextlib.contextmanager
   def interrupt(self, times, until=None):
