@@ -424,7 +424,7 @@ def concatenated(views: Sequence[View | None], dim: int) -> View:
       raise facts.NotSupported("weights of other orders are joined")
   at = order[dim]
   try:
-    # XLA:CPU joins 8-bit floats as f32.
+    # XLA:CPU converts 8-bit floats to f16 or f32 to join them.
     array = stacking.concatenate(
       [view.weight.selected().to_bytes() for view in whole], at
     )
