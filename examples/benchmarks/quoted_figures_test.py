@@ -5,6 +5,7 @@
 A failure prints the line or the phrase that the page must have.
 """
 
+import functools
 import json
 import statistics
 import subprocess
@@ -24,6 +25,7 @@ DECODER = "decoder:4x2048x5632"
 FORMATS = readme_table.FORMATS
 
 
+@functools.cache
 def run(name):
   return results.read(RESULTS / f"{name}.json")
 

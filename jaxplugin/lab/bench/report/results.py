@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -256,6 +257,9 @@ def read(path: str | os.PathLike[str]) -> BenchRun:
   )
 
 
+_type_hints = functools.cache(typing.get_type_hints)
+
+
 def _value(kind: Any, data: Any) -> Any:
   """Returns a value of JSON as a value of an annotated type.
 
@@ -263,7 +267,7 @@ def _value(kind: Any, data: Any) -> Any:
     KeyError, TypeError, ValueError: If it is not such a value.
   """
   if dataclasses.is_dataclass(kind) and isinstance(data, dict):
-    hints = typing.get_type_hints(kind)
+    hints = _type_hints(kind)
     fields = {name: _value(hints[name], x) for name, x in data.items()}
     found = typing.cast(type, kind)(**fields)
     if isinstance(found, timing.Stats) and not found.median > 0:
