@@ -263,6 +263,7 @@ VARIABLE: Final = "JAXPLUGIN_TUNING"
 OFF: Final = "off"
 
 OVERLAY: Final = "overlay"
+_USER: Final = "user's table"  # start of the other tables' names
 _MAX_FILES: Final = 100  # in a folder
 # Largest distance in buckets. At four times the size something else, for
 # example bandwidth, limits the speed.
@@ -423,13 +424,11 @@ def standing() -> Stack:
   setting = os.environ.get(VARIABLE)
   if setting == OFF:
     return Stack()
-  folder = user_folder()
-  user = _read_all(
-    pathlib.Path(setting or folder), "user's table", is_wanted=bool(setting)
-  )
-  for trouble in user.troubles:
+  path = pathlib.Path(setting or user_folder())
+  found = _read_all(path, is_wanted=bool(setting))
+  for trouble in found.troubles:
     warnings.warn(trouble, records.TableWarning, stacklevel=2)
-  return user
+  return found
 
 
 def user_folder() -> pathlib.Path:
@@ -441,37 +440,30 @@ def user_folder() -> pathlib.Path:
   return pathlib.Path(config) / "jaxplugin" / "tuning"
 
 
-def _read_all(path: pathlib.Path, kind: str, *, is_wanted: bool) -> Stack:
-  """Reads the tables of a file, or of a folder's files sorted by name.
-
-  Args:
-    path: a file or a folder.
-    kind: start of the tables' names.
-    is_wanted: whether a missing path is a trouble.
-  """
+def _read_all(path: pathlib.Path, *, is_wanted: bool) -> Stack:
+  """Reads a file or a folder's files; a missing wanted path is a trouble."""
   try:
     paths = _files(path)
   except OSError as error:
     if isinstance(error, FileNotFoundError) and not is_wanted:
       return Stack()
-    trouble = f"{kind} {path}: it cannot be read: {error.strerror or error}"
+    trouble = f"{_USER} {path}: it cannot be read: {error.strerror or error}"
     return Stack(troubles=(f"{trouble}; it is not used",))
-  tables, troubles = [], []
   if len(paths) > _MAX_FILES:
-    troubles.append(
-      f"{kind}s of {path}: a folder must have at most {_MAX_FILES}, got"
+    trouble = (
+      f"{_USER}s of {path}: a folder must have at most {_MAX_FILES}, got"
       f" {len(paths)}; none is used"
     )
-    paths = []
+    return Stack(troubles=(trouble,))
+  tables, troubles = [], []
   for file in paths:
     try:
       table = reading.read(file)
     except records.TableError as error:
       text = str(error).removeprefix("table ")
-      troubles.append(f"{kind} {text}; it is not used")
+      troubles.append(f"{_USER} {text}; it is not used")
     else:
-      label = file if kind.startswith("user") else file.name
-      tables.append(Named(name=f"{kind} {label}", table=table))
+      tables.append(Named(name=f"{_USER} {file}", table=table))
   return Stack(tables=tuple(tables), troubles=tuple(troubles))
 
 
@@ -524,7 +516,8 @@ def ask(
   for named, reason in refused:
     if _concerns(named, target):
       notes.append(f"{named.name} is not used: {reason}")
-      _warn_once(notes[-1], named.name)
+      if named.name != OVERLAY:
+        _warn_once(notes[-1])
   return tuple(measured), tuple(notes)
 
 
@@ -541,10 +534,9 @@ def _concerns(named: Named, target: targets.Target) -> bool:
 
 
 @functools.cache
-def _warn_once(text: str, name: str) -> None:
-  if name.startswith("user"):
-    warnings.warn(text, records.TableWarning, stacklevel=4)
-    logging.getLogger("jaxplugin").warning("%s", text)
+def _warn_once(text: str) -> None:
+  warnings.warn(text, records.TableWarning, stacklevel=4)
+  logging.getLogger("jaxplugin").warning("%s", text)
 
 
 def describe(
