@@ -152,9 +152,6 @@ def jvp_of_activated(
 
   Args:
     dot: computes `of` of the arrays. Debug checks see only this result.
-    activated: computes the same by a dot without activation.
-    of: the dot and its options.
-    arrays, moved: a named tuple of arrays, and that of their tangents.
   """
   with guards.debug_checks(enabled=False):
     found = tangents.jvp(functools.partial(activated, of), arrays, moved)
@@ -194,10 +191,7 @@ def _tangent_by(
   """Returns the tangent by the surrogate of `side`, without activation.
 
   Args:
-    side: "lhs" or "rhs".
-    tangent: tangent of the surrogate.
     of: call without activation.
-    arrays: primal arrays.
     result: result of the call; the tangent gets its shape and sharding.
   """
   if tangent.dtype not in formats.FLOAT_DTYPES:
@@ -254,8 +248,6 @@ def is_multiplied_by_surrogate(name: str, arrays: Any, moved: Any) -> bool:
 
   Args:
     name: name of a `leaf`.
-    arrays: primal arrays.
-    moved: their tangents.
   """
   x = leaf(arrays, name)
   own = name.partition(".")[0]
@@ -283,13 +275,12 @@ def _tangent_by_plain(
 
   Args:
     name: name of a `leaf` of `arrays`.
-    tangent: its tangent.
     of, arrays, result: as for `_tangent_by`.
   """
   arrays = arrays._replace(bias=None, residual=None)
   if name in ("lhs", "rhs"):
     product = arrays._replace(**{name: tangent})
-    return _product_of_both(name, product, of, result, keeps_rule=True)
+    return _product_of_both(name, product, of, result)
 
   def formula(arrays: DotArrays, scale: jax.Array) -> jax.Array:
     if name == "global_scale":
@@ -323,7 +314,6 @@ def tangent_by_global_scale(
 
   Args:
     name: one of `GLOBAL_SCALES`.
-    tangent: its tangent.
     arrays: arguments of the dot, without an epilogue.
     quantized: arrays without surrogates -> dot.
     formula: (arrays, global scale) -> dot with that global scale. It is
@@ -366,12 +356,7 @@ def _plain_product(of: DotOptions, arrays: DotArrays) -> jax.Array:
 
 
 def _product_of_both(
-  side: str,
-  arrays: DotArrays,
-  of: DotOptions,
-  result: jax.Array,
-  *,
-  keeps_rule: bool = False,
+  side: str, arrays: DotArrays, of: DotOptions, result: jax.Array
 ) -> jax.Array:
   """Computes the dot of `side`'s tangent and an operand with a surrogate."""
   tangent = getattr(arrays, side)
@@ -401,7 +386,6 @@ def _product_of_both(
     plain=functools.partial(_plain_product, of),
     transpose=transpose,
     like=(tangent, result),
-    keeps_rule=keeps_rule,
   )
 
 
@@ -414,13 +398,12 @@ def product_of_both(
   plain: Callable[[Any], jax.Array],
   transpose: Callable[[jax.Array, Any, Any], jax.Array],
   like: tuple[jax.Array, jax.Array] | None = None,
-  keeps_rule: bool = False,
 ) -> jax.Array:
   """Computes the dot of `side`'s tangent and an operand with a surrogate.
 
   The forward pass computes one dot with the quantized operand. The backward
-  pass dequantizes that operand, or is the transpose of that dot. Both are
-  differentiable by the operand's surrogate.
+  pass is the transpose of that dot, with the bits of an operand without a
+  surrogate. Both are differentiable by the operand's surrogate.
 
   Args:
     side: "lhs" or "rhs", the side of the tangent.
@@ -432,8 +415,6 @@ def product_of_both(
       the tangent.
     like: the tangent and the result, whose types give the shardings on meshes
       with explicit axes; None if there are no such meshes.
-    keeps_rule: whether the backward pass is the transpose of `quantized`, whose
-      bits are those of an operand without a surrogate.
   """
   tangent, other = getattr(arrays, side), "rhs" if side == "lhs" else "lhs"
   constants, tree = jax.tree.flatten(
@@ -461,34 +442,13 @@ def product_of_both(
     cotangent = transpose(g, given, getattr(given, other))
     return cotangent.astype(dtype)
 
-  if keeps_rule:
-    return _by_rule(
-      tangent,
-      constants,
-      forward=forward,
-      by_constants=by_constants,
-      transposed=transposed,
-      like=like,
-    )
-  by_constants, transposed = _partitioned(by_constants, transposed, like)
-  function = linear_calls.LinearInOne(
-    call=forward, transpose_call=transposed, call_by_constants=by_constants
-  )
-  return linear_calls.linear_call(function, [tangent], constants)
-
-
-def _partitioned(
-  by_constants: Callable[..., jax.Array],
-  transposed: Callable[..., jax.Array],
-  like: tuple[jax.Array, jax.Array] | None,
-) -> tuple[Callable[..., jax.Array], Callable[..., jax.Array]]:
-  """Returns both functions with results sharded as those of `like`."""
-  if like is None:
-    return by_constants, transposed
-  of_tangent, of_result = map(mesh_axes.explicit_sharding_of, like)
-  return (
-    mesh_axes.automatic(by_constants, of_result),
-    mesh_axes.automatic(transposed, of_tangent),
+  return _by_rule(
+    tangent,
+    constants,
+    forward=forward,
+    by_constants=by_constants,
+    transposed=transposed,
+    like=like,
   )
 
 
@@ -513,7 +473,10 @@ def _by_rule(
       tangent, from such operations.
     like: as for `product_of_both`.
   """
-  by_constants, transposed = _partitioned(by_constants, transposed, like)
+  if like is not None:
+    of_tangent, of_result = map(mesh_axes.explicit_sharding_of, like)
+    by_constants = mesh_axes.automatic(by_constants, of_result)
+    transposed = mesh_axes.automatic(transposed, of_tangent)
   # The tuning tables and the target are those of the forward pass.
   traced = extend_core.jaxpr_as_fun(
     jax.make_jaxpr(forward)(tangent, *constants)
