@@ -219,7 +219,6 @@ def _straight_through(
   numbers = arguments.canonical_dimension_numbers(
     dimension_numbers, arrays[0].ndim, arrays[1].ndim
   )
-  leaves, tree = jax.tree.flatten(straight_through.DotArrays(*arrays))
   return straight_through.dot(
     straight_through.DotOptions(
       function=functools.partial(
@@ -231,7 +230,7 @@ def _straight_through(
     ),
     # Outside `dot`'s custom JVP, so that tangents vary over the same mesh axes
     # as the result.
-    jax.tree.unflatten(tree, jax_private.vary_alike(leaves)),
+    jax_private.vary_alike(straight_through.DotArrays(*arrays)),
   )
 
 

@@ -224,8 +224,7 @@ def scaled_dot_general(
     # In `shard_map` a gradient varies over the same axes as the result. The
     # transpose of `vary_alike` sums the gradient over the axes over which the
     # operand did not vary.
-    flat, tree = jax.tree.flatten((lhs, rhs, (lhs_global, rhs_global)))
-    arrays = jax.tree.unflatten(tree, jax_private.vary_alike(flat))
+    arrays = jax_private.vary_alike((lhs, rhs, (lhs_global, rhs_global)))
     return _differentiable_dot(*arrays, recipe)
 
 

@@ -18,7 +18,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.export
@@ -53,6 +53,7 @@ _OTHER_CONTEXTS: Final = (
 )
 
 _own_contexts: Final[list[Any]] = []
+_Tree = TypeVar("_Tree")
 
 Phase = Literal["forward", "backward", "dgrad", "wgrad", "recomputed"]
 # Scopes that describe the computation and not the layer. The backward pass
@@ -155,9 +156,9 @@ def partitioner_tiling(sharding: Any, ndim: int) -> DeviceTiling | None:
   return DeviceTiling(counts=counts, device_numbers=numbers, devices=devices)
 
 
-def varying_axes(x: Any) -> frozenset[str]:
-  """Returns the axes of an enclosing `shard_map` over which `x` varies."""
-  return frozenset(jax.typeof(x).mat.varying)
+def varying_axes(*arrays: Any) -> frozenset[str]:
+  """Returns the axes of an enclosing `shard_map` over which arrays vary."""
+  return frozenset().union(*(jax.typeof(x).mat.varying for x in arrays))
 
 
 def varying_as(x: Any, *others: Any) -> Any:
@@ -165,18 +166,18 @@ def varying_as(x: Any, *others: Any) -> Any:
 
   The initial value of a loop needs this cast, for example.
   """
-  axes = tuple(frozenset().union(*map(varying_axes, others)) - varying_axes(x))
-  return jax.lax.pcast(x, axes, to="varying") if axes else x
+  return _varying_over(varying_axes(*others), x)
 
 
-def vary_alike(arrays: Sequence[Any]) -> list[Any]:
-  """Casts all arrays to vary over the same axes of a `shard_map`."""
-  varying = list(map(varying_axes, arrays))
-  union = frozenset().union(*varying)
-  return [
-    x if own == union else jax.lax.pcast(x, tuple(union - own), to="varying")
-    for x, own in zip(arrays, varying, strict=True)
-  ]
+def vary_alike(tree: _Tree) -> _Tree:
+  """Casts all arrays of a tree to vary over the same axes of a `shard_map`."""
+  axes = varying_axes(*jax.tree.leaves(tree))
+  return jax.tree.map(functools.partial(_varying_over, axes), tree)
+
+
+def _varying_over(axes: frozenset[str], x: Any) -> Any:
+  missing = tuple(axes - varying_axes(x))
+  return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
 def register_pytree_serialization(

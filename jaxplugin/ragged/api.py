@@ -149,11 +149,10 @@ def _straight_through(
   )
 
   def dot(*arrays: Any) -> jax.Array:
-    leaves, tree = jax.tree.flatten(straight_through.RaggedArrays(*arrays))
     # Outside of the custom JVP, so that tangents vary over the same mesh axes
     # as the result.
-    leaves = jax_private.vary_alike(leaves)
-    return straight_through.dot(of, jax.tree.unflatten(tree, leaves))
+    given = jax_private.vary_alike(straight_through.RaggedArrays(*arrays))
+    return straight_through.dot(of, given)
 
   arrays = [
     x if x is None else arguments.as_operand(name, x)

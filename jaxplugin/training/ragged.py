@@ -10,6 +10,7 @@ separate blocks (`groups.align`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, ClassVar, Final
 
 import jax
@@ -134,16 +135,9 @@ def ragged_dot_general(
     )
     sizes = groups.sizes_within(group_sizes, lhs.shape[0])
     held = quantized_operand.taken(given, (lhs, rhs), setting)
-    leaves, tree = jax.tree.flatten((key_data, sizes, held))
     # Outside of the custom derivative: see `QuantizedDotGeneral.__call__`.
-    arrays = jax_private.vary_alike([lhs, rhs, *leaves])
-
-    def product(
-      lhs: jax.Array, rhs: jax.Array, *leaves: jax.Array
-    ) -> jax.Array:
-      key_data, sizes, held = jax.tree.unflatten(tree, leaves)
-      return gradients.quantized_dot(setting, lhs, rhs, key_data, sizes, held)
-
+    arrays = jax_private.vary_alike((lhs, rhs, key_data, sizes, held))
+    product = functools.partial(gradients.quantized_dot, setting)
     sharding = sharding_lib.result_sharding(
       calls.plain(
         arrays[0], arrays[1].transpose(order.rhs), sizes, contracting=2
