@@ -276,18 +276,32 @@ def asked_sharding(call: calls.DotCall, out_sharding: Any) -> NamedSharding:
   Raises:
     NotImplementedError: If the result would be unreduced.
   """
-  mesh_axes.refuse_unreduced(sides.who(), out_sharding)
-  mesh = mesh_axes.mesh_of(call.flatten())
+  return dot_general_sharding(
+    sides.who(),
+    [(side.shape, side.values) for side in (call.lhs, call.rhs)],
+    call.dimension_numbers,
+    out_sharding,
+    mesh_axes.mesh_of(call.flatten()),
+  )
+
+
+def dot_general_sharding(
+  who: str,
+  given: Sequence[tuple[Sequence[int], Any]],
+  numbers: sides.DimensionNumbers,
+  out_sharding: Any,
+  mesh: Any,
+) -> NamedSharding:
+  """Returns `asked_sharding` of operands of these shapes, sharded like arrays.
+
+  `mesh` is the explicit mesh of the arrays, or None.
+  """
+  mesh_axes.refuse_unreduced(who, out_sharding)
   if mesh is None:  # jit refuses the mesh of out_sharding, with a remedy
     mesh = getattr(out_sharding, "mesh", None)
     mesh = getattr(mesh, "abstract_mesh", mesh)
-  types = [
-    mesh_axes.type_of(side.shape, side.values, mesh)
-    for side in (call.lhs, call.rhs)
-  ]
-  return _dot_general_sharding(
-    *types, call.dimension_numbers, out_sharding, mesh
-  )
+  types = [mesh_axes.type_of(shape, x, mesh) for shape, x in given]
+  return _dot_general_sharding(*types, numbers, out_sharding, mesh)
 
 
 @functools.lru_cache(maxsize=1024)

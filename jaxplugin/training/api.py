@@ -9,7 +9,6 @@ import enum
 from typing import Any, Final
 
 import jax
-import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
@@ -18,6 +17,7 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import error_context, formats
 from jaxplugin.dot import arguments as dot_arguments
 from jaxplugin.dot import backends, sides
+from jaxplugin.dot import sharding as dot_sharding
 from jaxplugin.jaxext import jax_private, mesh_axes
 from jaxplugin.quantization import arguments
 from jaxplugin.training import gradients, products, quantized_operand, recipes
@@ -183,12 +183,10 @@ class QuantizedDotGeneral:
       out_sharding=_explicit_sharding(lhs, rhs, numbers, out_sharding),
     )
     held = quantized_operand.taken(given, (lhs, rhs), setting)
-    leaves, tree = jax.tree.flatten((key_data, held))
     # Outside of the custom derivative: an operand that is the same on all
     # devices of a `shard_map` then gets the sum of their gradients.
-    lhs, rhs, *leaves = jax_private.vary_alike([lhs, rhs, *leaves])
-    data, held = jax.tree.unflatten(tree, leaves)
-    return gradients.quantized_dot(setting, lhs, rhs, data, None, held)
+    arrays = jax_private.vary_alike((lhs, rhs, key_data, None, held))
+    return gradients.quantized_dot(setting, *arrays)
 
 
 def _refuse_array(name: str, format: Any) -> None:
@@ -289,26 +287,14 @@ def _explicit_sharding(
   numbers: sides.DimensionNumbers,
   out_sharding: Any,
 ) -> NamedSharding | None:
-  """Returns the sharding of the result; None without explicit mesh axes.
-
-  `lax.dot_general` determines it, or raises its error.
-  """
-  if out_sharding is None and mesh_axes.mesh_of((lhs, rhs)) is None:
+  """Returns the sharding of the result; None without explicit mesh axes."""
+  mesh = mesh_axes.mesh_of((lhs, rhs))
+  if out_sharding is None and mesh is None:
     return None
-  mesh_axes.refuse_unreduced("dot_general", out_sharding)
-
-  def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    return lax.dot_general(
-      # `dot_general` has its own rule for pairs of dtypes.
-      lhs.astype(np.float32),
-      rhs.astype(np.float32),
-      numbers,
-      out_sharding=out_sharding,
-    )
-
-  sharding = jax.eval_shape(product, lhs, rhs).sharding
-  assert sharding is None or isinstance(sharding, NamedSharding)
-  return sharding
+  given = [(x.shape, x) for x in (lhs, rhs)]
+  return dot_sharding.dot_general_sharding(
+    "dot_general", given, numbers, out_sharding, mesh
+  )
 
 
 def _operand(name: str, x: Any) -> jax.Array:
