@@ -435,7 +435,9 @@ def current_target() -> Target:
 
 
 def local_targets() -> list[Target]:
-  """Returns the targets of this process: the default platform and the CPU."""
+  """Returns the overriding target, or those of JAX's default and of the CPU."""
+  if (override := overriding_target()) is not None:
+    return [override]
   default = detect_target()
   if default.platform == "cpu":
     return [default]

@@ -365,8 +365,7 @@ def _implementation(
 
   The actual target is unknown before lowering.
   """
-  override = targets.overriding_target()
-  for target in [override] if override else targets.local_targets():
+  for target in targets.local_targets():
     with contextlib.suppress(NotImplementedError):
       decision = choose(call, target)
       return f"{decision.implementation}, as decided for {target}"

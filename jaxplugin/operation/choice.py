@@ -136,13 +136,9 @@ def _limited(
 
 
 def require_somewhere(choose: Callable[[targets.Target], Any]) -> None:
-  """Raises the error of `choose` unless it succeeds for a local target.
-
-  Inside `use_target`, that target is the only one.
-  """
-  override = targets.overriding_target()
+  """Raises the error of `choose` unless it succeeds for a local target."""
   refused = None
-  for target in [override] if override else targets.local_targets():
+  for target in targets.local_targets():
     try:
       choose(target)
     except NotImplementedError as error:
