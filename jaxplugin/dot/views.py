@@ -500,17 +500,13 @@ def _emit(
   seen = call.with_sides(
     functools.partial(typed, reads_swizzled=reads_swizzled)
   )
-  result = adapter.emit(Call(seen, problem_of(problem), target, config))
-  wanted = call.preferred_element_type
-  shapes = {tuple(call.shape), (problem.batch, problem.m, problem.n)}
-  if not isinstance(result, jax.Array) or (
-    result.dtype != wanted or tuple(result.shape) not in shapes
-  ):
-    raise adapter.wrong_result(
-      f"{wanted.name}{list(call.shape)}, or the array that as_rows() stands"
-      " for",
-      result,
-    )
+  result = adapter.emit_array(
+    Call(seen, problem_of(problem), target, config),
+    call.preferred_element_type,
+    call.shape,
+    (problem.batch, problem.m, problem.n),
+    also=", or the array that as_rows() stands for",
+  )
   return result.reshape(call.shape)
 
 

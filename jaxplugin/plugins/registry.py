@@ -756,14 +756,17 @@ class Adapter(Generic[decisions.Problem]):
     return f"or {remedy}"
 
   def emit_array(
-    self, view: Any, dtype: np.dtype, shape: tuple[Any, ...]
+    self, view: Any, dtype: np.dtype, *shapes: tuple[Any, ...], also: str = ""
   ) -> jax.Array:
-    """Calls `emit`; raises TypeError unless the result has dtype and shape."""
+    """Calls `emit`; raises TypeError unless the dtype and a shape are right.
+
+    The error has the first shape, and `also` for the others.
+    """
     result = self.emit(view)
     if not isinstance(result, jax.Array) or (
-      (result.dtype, tuple(result.shape)) != (dtype, tuple(shape))
+      result.dtype != dtype or tuple(result.shape) not in shapes
     ):
-      raise self.wrong_result(f"{dtype.name}{list(shape)}", result)
+      raise self.wrong_result(f"{dtype.name}{list(shapes[0])}{also}", result)
     return result
 
   def wrong_result(self, wanted: str, got: Any) -> TypeError:
