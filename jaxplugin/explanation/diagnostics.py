@@ -20,7 +20,7 @@ import numpy as np
 from jaxlib.mlir.dialects import stablehlo
 
 from jaxplugin.core import decisions, error_context, formats, targets
-from jaxplugin.dot import backends, offsets, primitive, problems
+from jaxplugin.dot import offsets, primitive, problems
 from jaxplugin.dot.backends import cpu
 from jaxplugin.explanation import estimates, report
 from jaxplugin.jaxext import jax_private, program, tangents
@@ -34,7 +34,6 @@ from jaxplugin.quantization import (
 )
 from jaxplugin.quantization import problems as quantization_problems
 from jaxplugin.quantization.sharding import operation as quantization_split
-from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import calls as ragged_calls
 from jaxplugin.ragged import primitive as ragged_primitive
 from jaxplugin.rewriting import calls, sources
@@ -47,7 +46,6 @@ from jaxplugin.stablehlo import (
   modules,
   rewriter,
 )
-from jaxplugin.tables import resolution
 from jaxplugin.training import activation_gradients
 
 _NUMBERS: Final = (bool, int, float, complex)
@@ -472,7 +470,7 @@ def _explain_decided(
         decided.decision, notes=(_EMPTY,)
       )
       return fields
-    backend = _backend_of(decided)
+    backend = report.backend_of(decided.problem, decided.decision)
     refusal = backend.lowering_refusal(decided.target)
     if refusal is None:
       fields["launched_by"] = backend.launched_by(decided.target)
@@ -525,11 +523,7 @@ def _explain_quantization(
   if quantization_backends.STATISTICS_FIRST in notes:
     read.append(eqn.invars[0].aval)
   return explained(
-    implementation=found.implementation,
-    reason=found.reason,
-    decisions=found.decisions,
-    problems=found.problems,
-    estimate=estimates.of_arrays(read, written, target),
+    **vars(found), estimate=estimates.of_arrays(read, written, target)
   )
 
 
@@ -658,17 +652,6 @@ def _describe(aval: Any) -> str:
   return f"{aval.dtype.name}[{', '.join(map(str, aval.shape))}]"
 
 
-def _backend_of(
-  decided: choice.DecidedCall,
-) -> decisions.BackendRecord[Any]:
-  """Returns the backend that was chosen for a matmul."""
-  operation: resolution.MeasuredOperation[Any] = backends.OPERATION
-  if not isinstance(decided.problem, problems.DotProblem):
-    operation = ragged_backends.operation_of(decided.problem)
-  assert decided.decision is not None
-  return operation.backends()[decided.decision.implementation]
-
-
 def _estimate(
   eqn: Any, decided: choice.DecidedCall, results: Sequence[Any]
 ) -> estimates.Estimate | None:
@@ -704,7 +687,8 @@ def _estimate(
   assert in_groups is not None and others is not None
   is_native = False
   if not isinstance(problem, ragged_calls.ContractionProblem):
-    is_native = _backend_of(decided).plan(problem, decided.target).is_native
+    backend = report.backend_of(problem, decided.decision)
+    is_native = backend.plan(problem, decided.target).is_native
   precision = estimates.precision_of(
     problem.lhs, problem.rhs, is_native=is_native
   )

@@ -399,7 +399,11 @@ class Explanation(Sequence):
       )
     added = 0.0
     for dot in self.dots:
-      if dot.decision is None or _is_portable(dot.problem, dot.decision):
+      # XLA counts the operations of a portable backend.
+      if (
+        dot.decision is None
+        or backend_of(dot.problem, dot.decision).is_portable
+      ):
         continue
       if dot.estimate is None:
         raise ValueError(
@@ -487,12 +491,14 @@ class Explanation(Sequence):
         )
 
 
-def _is_portable(problem: Any, decision: decisions.Decision) -> bool:
-  """Returns whether XLA counts the operations that compute a dot."""
+def backend_of(
+  problem: Any, decision: decisions.Decision
+) -> decisions.BackendRecord[Any]:
+  """Returns the backend that was chosen for a matmul."""
   operation: resolution.MeasuredOperation[Any] = backends.OPERATION
   if not isinstance(problem, problems.DotProblem):
     operation = ragged_backends.operation_of(problem)
-  return operation.backends()[decision.implementation].is_portable
+  return operation.backends()[decision.implementation]
 
 
 def _row(number: str, item: Explained | NotBlockScaled) -> dict[str, Any]:
