@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -170,15 +170,18 @@ def in_words(num_bytes: float, flops: float, seconds: float) -> str:
 
 
 def _with_prefix(number: float, unit: str) -> str:
-  for factor, prefix in ((_TERA, "T"), (_GIGA, "G"), (1e6, "M"), (1e3, "k")):
-    if number >= factor:
-      return f"{number / factor:.3g} {prefix}{unit}"
-  return f"{number:.3g} {unit}"
+  prefixes = ((_TERA, "T"), (_GIGA, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+  return _in_units(number, [(size, f"{x}{unit}") for size, x in prefixes])
 
 
 def time_in_words(seconds: float) -> str:
   """Returns "1.2 us" for 1.2e-6."""
-  for factor, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
-    if seconds >= factor:
-      return f"{seconds / factor:.3g} {unit}"
-  return f"{seconds / 1e-9:.3g} ns"
+  units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+  return _in_units(seconds, units)
+
+
+def _in_units(number: float, units: Sequence[tuple[float, str]]) -> str:
+  """Returns three digits in the first unit that they reach, or in the last."""
+  rounded = float(f"{number:.3g}")
+  size, unit = next((u for u in units if rounded >= u[0]), units[-1])
+  return f"{rounded / size:.3g} {unit}"

@@ -414,6 +414,19 @@ class EstimateTest(parameterized.TestCase):
         aval = jax.ShapeDtypeStruct(shape, dtype)
         self.assertEqual(estimates.bytes_of([aval]), expected)
 
+  def test_rounding_up_to_a_unit_changes_the_unit(self):
+    for number, text in (
+      (0.0, "0 ns"),
+      (8.81e-10, "0.881 ns"),
+      (9.994e-7, "999 ns"),
+      (9.996e-7, "1 us"),
+      (9.996e-4, "1 ms"),
+      (0.9996, "1 s"),
+    ):
+      self.assertEqual(estimates.time_in_words(number), text)
+    words = estimates.in_words(999.7, 999.6e9, 2e-6)
+    self.assertEqual(words, "1 kB, 1 TFLOP, at least 2 us")
+
   def test_one_layer_of_a_stack_is_read(self):
     x = jnp.ones((4, 64))
     stack = jp.quantize(jnp.ones((5, 32, 64)), jp.MXFP8)
