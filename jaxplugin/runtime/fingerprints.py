@@ -39,8 +39,6 @@ _FOLDERS: Final = (
   pathlib.Path(__file__).resolve().parents[1],
   pathlib.Path(launching.__file__).resolve().parent,
 )
-_SOURCES: Final = ("*.py", "*.json")
-
 # How much older a file seems than it is, on file systems with coarse clocks.
 _CLOCK_NS: Final = 2 * 10**9
 
@@ -130,8 +128,7 @@ def sources_digest(
   """
   lines = []
   for number, folder in enumerate(folders):
-    paths = {path for kind in _SOURCES for path in folder.rglob(kind)}
-    for path in sorted(paths):
+    for path in sorted(folder.rglob("*.py")):
       if path.name.endswith("_test.py"):
         continue
       try:
