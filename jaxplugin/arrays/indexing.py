@@ -26,7 +26,6 @@ def leaf_indices(
   Args:
     index: an index as for a NumPy array: ints, slices, one ellipsis, integer
       arrays, and boolean arrays of rank 1.
-    shape: the logical shape.
     wholes: dimensions that must be taken whole, each with its reason.
     global_shape: shape of the global scale, with the rank of `shape`.
 

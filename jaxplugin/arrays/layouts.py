@@ -103,9 +103,7 @@ def scale_of_rows(
 
   Args:
     scale: [..., n / rows, ...].
-    axis: the axis along which scales are repeated.
     size: the size n of the values along `axis`.
-    rows: number of rows of a block.
   """
   # `jnp.repeat` does not support a mesh with explicit axes.
   each = jnp.expand_dims(scale, axis + 1)

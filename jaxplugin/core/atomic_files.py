@@ -24,7 +24,6 @@ def replacing(
   An error removes the new file, and the path does not change.
 
   Args:
-    path: the file to create or replace.
     unfinished: path of the new file until then, by default a unique one in the
       same folder.
   """

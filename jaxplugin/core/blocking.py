@@ -110,9 +110,6 @@ class Blocking:
     the dimensions directly before it, both in the array and in `lead`, are
     merged with it. This requires whole blocks along `dims`. Otherwise returns
     `self`.
-
-    Args:
-      shape: shape of the array.
     """
     order = (*self.lead, *self.dims)
     if len(self.dims) != 1 or list(order) == sorted(order):
@@ -172,7 +169,6 @@ class Blocking:
 
     Args:
       x: values or scale of the array, with the blocked dimension last.
-      shape: shape of the array.
     """
     order = (*self.lead, *self.dims)
     sizes = [shape[d] for d in order[:-1]]

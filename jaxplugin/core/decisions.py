@@ -337,11 +337,8 @@ def choose(
   Args:
     backends: the operation's `table`. For every problem and target it must have
       a backend that supports them.
-    problem: the problem to compute.
-    target: the target to compute on.
     requested: name of the backend to use. None uses the first backend in
       `order` that supports the problem.
-    who: the operation, for errors.
     unportable: the reason if only portable backends are allowed, else None.
     measured: proposals, the best first. A proposal comes before `order`. If its
       backend is `requested`, its config is used.

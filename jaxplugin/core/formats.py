@@ -626,9 +626,7 @@ def resolve(
   """Returns a format that a caller passed as a format or as a name.
 
   Args:
-    who: the function that was called, for the message.
     format: a `BlockFormat`, or a name that `by_name` accepts.
-    argument: name of the function's parameter.
 
   Raises:
     TypeError: If it is neither. The message lists the known names.

@@ -64,11 +64,7 @@ def words(name: str) -> list[str]:
 
 
 def _last_layer_word(name: str) -> str | None:
-  """Returns the word that marks a last layer; None if the name has none.
-
-  Args:
-    name: path of a parameter, or names of scopes, "Decoder/logits_dense".
-  """
+  """Returns the word that marks a last layer; None if the name has none."""
   parts = re.split(r"[/_.]", name.lower())
   for i, part in enumerate(parts):
     if part in LAST_LAYER_WORDS and parts[i - 1 : i] != [_OF_ATTENTION]:
@@ -115,9 +111,6 @@ def reason_to_leave(name: str) -> str:
 
   The reasons are those of `layer_to_leave`, norms, biases, convolutions, and
   adapters that are trained next to frozen weights.
-
-  Args:
-    name: the path of the parameter.
   """
   if reason := layer_to_leave(name):
     return reason

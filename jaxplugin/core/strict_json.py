@@ -15,7 +15,6 @@ def loads(data: bytes | str, *, allow_nonfinite: bool = False) -> Any:
   """Returns the value of a JSON text in UTF-8.
 
   Args:
-    data: the text.
     allow_nonfinite: accepts NaN, Infinity and -Infinity, which Python writes.
 
   Raises:

@@ -281,10 +281,6 @@ def named_target(
 def parse_version(version: str | tuple[int, ...], who: str) -> Version:
   """Parses "9.13", "9.13.0" or a tuple; missing parts are 0.
 
-  Args:
-    version: the version.
-    who: the function and its argument, for errors.
-
   Raises:
     ValueError: If the version has another form.
   """
@@ -309,8 +305,6 @@ def require(who: str, target: Any, kinds: str = "a jp.Target") -> None:
   """Raises TypeError unless `target` is a `Target`.
 
   Args:
-    who: the function that the user called.
-    target: the argument.
     kinds: description of valid arguments.
   """
   if isinstance(target, Target):
@@ -403,7 +397,6 @@ def requested(
   """Returns the target of a request, with its options.
 
   Args:
-    request: the request of a call, or None.
     find: function of the request's target, which may be None.
   """
   if request is None:
@@ -421,7 +414,6 @@ def resolved(
   """Returns the target to decide for, with the options of a request.
 
   Args:
-    request: the request of a call, or None.
     given: the target; None is that of the request, or the local one.
     for_export: whether to detect the local target as `jp.export` does.
   """

@@ -256,7 +256,6 @@ def reject_negative_scale(side: sides.Side, given: Any = None) -> None:
   not checked.
 
   Args:
-    side: the operand.
     given: its scale before the conversion to an array, which would be a tracer
       in a trace. None is the scale of `side`.
   """
@@ -493,9 +492,6 @@ def validate_dimension_numbers(
   """Raises TypeError unless dimension numbers match the logical shapes.
 
   Args:
-    who: name of the function in errors.
-    dimension_numbers: as for `lax.dot_general`.
-    lhs_shape, rhs_shape: logical shapes.
     remedy: (lhs dimension, rhs dimension) -> text that the error adds if these
       contracting dimensions have different sizes.
   """
@@ -549,7 +545,6 @@ def sizes_remedy(
 
   Args:
     lhs, rhs: plain or quantized arrays, or sides.
-    dims: contracting dimensions of lhs and rhs.
     names: argument names of lhs and rhs in the caller.
     transposed: remedy if another dimension of rhs has the size of lhs.
   """

@@ -101,8 +101,6 @@ def jvp(
   """Returns the result of a call and its tangent.
 
   Args:
-    bind: binds the primitive.
-    call: call with the primal arrays.
     tangents: tangent of each array by name, without symbolic zeros.
   """
   # `global_power` is computed from the bits of the scales, and origins are
@@ -144,7 +142,6 @@ def _linear_tangent(
   """Returns the tangent of a call without activation.
 
   Args:
-    active: tangents by name, at least one.
     result: result of the call; the tangent gets its shape and sharding.
   """
   products = [x for x in ("lhs", "rhs", "global_scale") if x in active]
@@ -196,9 +193,7 @@ def cotangent(
   """Returns the cotangent of one array of a call that is linear in it.
 
   Args:
-    bind: binds the primitive.
     name: the array's name in `DotCall.ARRAYS`.
-    g: cotangent of the result, [batch..., m..., n...].
     call: call whose arrays are abstract where a cotangent is wanted.
   """
   aval = call.arrays()[name]
@@ -254,12 +249,9 @@ def side_cotangent(
   """Returns the cotangent of a side of `dot(lhs, rhs) * factor * power`.
 
   Args:
-    side: "lhs" or "rhs".
-    g: the result's cotangent.
     product_with: (g, numbers) -> dot of g and the other side, in f32.
     factor: f32[], or f32 that broadcasts to g and has its rank, or None.
     power: a power of two of factor's shape, or None.
-    dims: dimension numbers of the dot's gradients.
   """
   numbers, order = dims.of_side(side)
   # An array may vary along dimensions that g contracts, so it scales g itself.

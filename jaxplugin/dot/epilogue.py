@@ -162,9 +162,7 @@ def with_global_scale(
   """Returns a call whose global scale is a product, and whose sides have none.
 
   Args:
-    call: a call of a dot or a ragged dot.
     scales: factors of the global scale, f32 in the result's rank or f32[].
-    **changes: other fields of the call.
   """
   factor, power = product([scale for scale in scales if scale is not None])
   return call.with_sides(
@@ -243,11 +241,6 @@ def fused(
   The kernels fuse a scalar global scale and a bias over n. If the global scale
   or the bias varies over other dimensions, `dot` computes the dot without
   epilogue in f32, and XLA ops apply the epilogue.
-
-  Args:
-    dot: (call, problem) -> result of the kernels.
-    call: the call.
-    problem: problem of the call.
   """
   if problem.fuses_epilogue:
     return dot(call, problem)

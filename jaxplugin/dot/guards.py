@@ -173,11 +173,8 @@ def check_finite(
 
   Args:
     result: result of the call, not empty.
-    call: the call.
     unexplained: (result, flat) -> elements that the arrays do not explain. It
       runs only if the result is not finite.
-    who: name of the operation in the error.
-    description: text about the call in the error.
   """
   report = functools.partial(
     _report, who, description, call.PRIMITIVE.name, call.form()
@@ -256,10 +253,8 @@ def found(
   """Returns the elements of a result that should be finite, and are not.
 
   Args:
-    result: result of the backend.
     expected: result before the cast, computed in f32 by portable operations.
     magnitude: f32, sum(|a * b|) times the global scale.
-    dtype: dtype of the result.
   """
   error = _MAX_SLOPE * reference.ERROR_BOUND * magnitude
   # A backend may round a global scale to the result's dtype before the cast.
@@ -335,13 +330,7 @@ def fail(error: Exception) -> None:
 def describe(
   result: jax.Array, call: Any, choose: Callable[..., decisions.Decision]
 ) -> str:
-  """Describes a call: its source location, its arrays, its backend.
-
-  Args:
-    result: result of the call.
-    call: call of a dot or a ragged dot.
-    choose: (call, target) -> decision.
-  """
+  """Describes a call: its source location, its arrays, its backend."""
   arrays = ", ".join(
     f"{name} {x.dtype.name}[{', '.join(map(str, x.shape))}]"
     for name, x in call.arrays().items()

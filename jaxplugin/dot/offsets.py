@@ -74,7 +74,6 @@ def with_offset(
 
   Args:
     call: a checked call of the operands without the offset.
-    offset: the offset.
     bind: computes a call.
   """
   bare = call.bare()
@@ -231,7 +230,6 @@ def operands_of(
 
   Args:
     call: a `DotCall` or a `RaggedDotCall` of operands without the offset.
-    offset: the offset of one of them.
   """
   side, other = call.lhs, call.rhs
   if offset.name == "rhs":

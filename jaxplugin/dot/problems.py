@@ -35,8 +35,6 @@ def matmul_text(problem: Any, dtype: np.dtype, sizes: Sequence[str]) -> str:
 
   Args:
     problem: has `lhs`, `rhs` and the sizes. A symbolic size is None.
-    dtype: dtype of the result.
-    sizes: names of the sizes.
   """
   values = ((name, getattr(problem, name)) for name in sizes)
   text = " ".join(f"{k}={'?' if v is None else v}" for k, v in values)
@@ -181,8 +179,6 @@ def padded_size(
   """Returns the padded size of the blocked contracting dimension.
 
   Args:
-    size: size of the dimension.
-    formats: formats of both operands.
     num_contracting: number of contracting dimensions. With one, 4-bit
       values need an even size, for whole bytes. With several, dimensions are
       merged, so each must have whole blocks.
@@ -208,7 +204,6 @@ def are_copied(
 
   Args:
     size: size of the contracting dimension; None if it is symbolic.
-    formats, num_contracting: arguments of `padded_size`.
   """
   if num_contracting > 1:
     return True
@@ -261,9 +256,7 @@ def measured(
   Args:
     kind: class of the problem. It has the attributes `lhs`, `rhs`, `out_dtype`,
       `sizes_are_static` and `is_empty`. Rows leave out its defaults.
-    name: name of the public function.
     backends: returns the backends by name.
-    what: name of the operation in errors.
     sizes: names of the sizes that every row has.
     words: allowed values of each string field.
     numbers: default of each integer field that rows may leave out.

@@ -228,9 +228,7 @@ def compute(
   """Computes a device's dot, the sum over devices, and the epilogue.
 
   Args:
-    local: computes a call on one device.
     call: `prepared` call of the device's shards.
-    assignment: assignment of mesh axes for the whole call.
   """
   call = restored(call)
   if not assignment.reduce:
@@ -250,9 +248,6 @@ def result_sharding(call: calls.DotCall) -> NamedSharding:
   """Returns the sharding of the result's type.
 
   It is `call.out_sharding`, or the one that `lax.dot_general` would return.
-
-  Args:
-    call: call of abstract arrays with shardings.
 
   Raises:
     ShardingTypeError: If both sides shard a contracting dimension and
@@ -321,13 +316,7 @@ def _dot_general_sharding(
 def split_dot(
   local: Dot, call: calls.DotCall, sharding: NamedSharding
 ) -> jax.Array:
-  """Computes a call split over the devices of a mesh with explicit axes.
-
-  Args:
-    local: computes a call on one device.
-    call: call of arrays with shardings in their types.
-    sharding: sharding of the result.
-  """
+  """Computes a call split over the devices of a mesh with explicit axes."""
   mesh: Any = sharding.mesh
   with jax.sharding.use_abstract_mesh(mesh):
     call = _prepared(call)
@@ -357,7 +346,6 @@ def product_across_blocks(
     local: (g, side, numbers) -> f32 result on one device.
     g: unquantized cotangent, on a mesh with explicit axes.
     side: quantized operand, not blocked along the contracting dimensions.
-    numbers: dimension numbers of g and `side`.
     out: mesh axes of each dimension of the result.
   """
   (g_dims, side_dims), (g_batch, side_batch) = numbers

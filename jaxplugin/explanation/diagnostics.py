@@ -266,7 +266,6 @@ def _explain_chain(
   """Returns a norm or activation with its outcome in a jaxpr.
 
   Args:
-    traced: the norm or activation.
     used: the jaxpr, without dead code.
     computed: names of the prologues in it.
   """
@@ -291,7 +290,6 @@ def _separate_gradients(
 
   Args:
     jaxpr: a jaxpr without dead code.
-    names, flow: scopes and control flow around it.
   """
   flow = flow or program.ControlFlow()
   for eqn in jaxpr.eqns:
@@ -350,7 +348,6 @@ def explain_module(
   """Explains the calls of a module. The module cannot be used afterwards.
 
   Args:
-    source: the module.
     target: the device to decide for; None is the current one.
     implementation: backend of all dots; None chooses one for each.
     strict: whether a call that cannot be lowered is an error.
@@ -458,8 +455,6 @@ def _explain_decided(
   """Returns fields of a `report.Explained` that follow from a decision.
 
   Args:
-    eqn: equation of the matmul.
-    decided: the decision.
     results: arrays that the matmul's kernel writes.
   """
   fields = dict(vars(decided))
@@ -624,7 +619,6 @@ def _quantized_result(
 
   Args:
     operation: the matmul, or its quantization.
-    target, for_export: as for `explain`.
 
   Returns:
     Whether the kernel of the matmul quantizes, and a note; (False, "") without
@@ -742,7 +736,6 @@ def _figures(
     arrays: shapes and dtypes of lhs, rhs and the result; None if not known.
     dimensions: batch and contracting dimensions of lhs; None if the operation
       is not a dot.
-    target: the device to estimate for.
   """
   lhs, rhs, out = arrays
   if dimensions is None or lhs is None or rhs is None:

@@ -104,10 +104,8 @@ def estimate(
   """Returns the roofline estimate of one operation.
 
   Args:
-    num_bytes: bytes read and written.
     flops: FLOPs; a multiplication and its addition count as two.
     precision: precision of the matrix instructions; None if it is another one.
-    target: the device.
   """
   sheet = sheet_of(target)
   if sheet is None:
@@ -133,13 +131,7 @@ def of_arrays(
   *,
   reads: int = 1,
 ) -> Estimate | None:
-  """Returns the estimate without FLOPs, or None if a size is symbolic.
-
-  Args:
-    read, written: arrays.
-    target: the device.
-    reads: how often the arrays are read.
-  """
+  """Returns the estimate without FLOPs, or None if a size is symbolic."""
   in_bytes, out_bytes = bytes_of(read), bytes_of(written)
   if in_bytes is None or out_bytes is None:
     return None

@@ -24,7 +24,6 @@ def with_vjp_exported_in(exported: Any, context: Callable[[], Any]) -> Any:
   """Returns an `Exported` whose derivative is exported inside a context.
 
   Args:
-    exported: a `jax.export.Exported` that this process made.
     context: function that returns a context manager.
   """
   export_vjp = exported._get_vjp

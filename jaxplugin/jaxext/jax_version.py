@@ -16,13 +16,7 @@ OLDEST: Final = (0, 10, 2)
 
 
 def check(version: tuple[int, ...], name: str, path: str | None) -> None:
-  """Raises ImportError unless `version` is supported.
-
-  Args:
-    version: version of JAX as numbers.
-    name: version of JAX as text.
-    path: the file that JAX was imported from.
-  """
+  """Raises ImportError unless `version` is supported."""
   if version < OLDEST:
     oldest = ".".join(map(str, OLDEST))
     raise ImportError(

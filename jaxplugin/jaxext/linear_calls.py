@@ -63,8 +63,6 @@ class Linear:
 
     Args:
       wanted: whether each of the linear arrays needs its cotangent.
-      g: the cotangent of the result.
-      constants: the constants of the call.
     """
     raise NotImplementedError
 
@@ -102,7 +100,6 @@ def linear_call(
   """Returns `function.apply(linear, constants)`, with its derivatives.
 
   Args:
-    function: the function to call.
     linear: at least one array.
     constants: arrays in which the function need not be linear.
   """

@@ -99,7 +99,6 @@ def decode(
     mesh: the mesh of the program, or the mesh of a `Group`; empty if JAX does
       not know it.
     tilings: how each array is divided among devices; None if that is unknown.
-    ndims: the ranks of the arrays.
 
   Returns:
     A mesh of the same devices in the same order, with axes as fine as the
@@ -218,7 +217,6 @@ def group_of(
   """Returns the group in which the partitioner numbers an operation's devices.
 
   Args:
-    mesh: the mesh of the program.
     order: the tiling of an array that has one dimension for each of
       `automatic_axes`, and is split over just that axis along it.
 

@@ -207,13 +207,7 @@ def kernel_of(
   target: targets.Target,
   avals: Sequence[Any],
 ) -> Callable[..., Any] | None:
-  """Returns the function that calls the kernel of an equation, or None.
-
-  Args:
-    eqn: an equation of `kernel_or_operations_p`.
-    module, target: the module and the device to lower it for.
-    avals: types of the operands.
-  """
+  """Returns the function that calls the kernel of an equation, or None."""
   context = primitive.LoweringContext(
     module=module,
     target=target,

@@ -71,10 +71,8 @@ def generate(
   """Returns a random array with given statistics, in random order.
 
   Args:
-    shape, dtype: of the array.
     statistics: result of `describe` for an array of this shape and dtype; None
       if unknown (`_unknown`).
-    rng: source of the random numbers.
   """
   if dtype.kind == "c":
     part = np.empty(0, dtype).real.dtype

@@ -91,13 +91,10 @@ def assign(
   """Assigns mesh axes to the dimensions of an operation with one result.
 
   Args:
-    notation: names and sizes of the dimensions.
     preferences: pairs (dimension, axes) in order of priority. A dimension gets
       the first axes that are free and divide it. If axes do not divide it, it
       gets their longest prefix that does.
     wanted: axes wanted for the result, which sums are scattered to.
-    shape: shape of the result.
-    axis_sizes: size of each mesh axis.
   """
   taker = mesh_axes.Taker(axis_sizes)
   axes: dict[str, Axes] = dict.fromkeys(notation.sizes, ())
@@ -130,10 +127,7 @@ def scattered(
 
   Args:
     parts: axes of each dimension of the partial sums.
-    reduce: axes that are summed over.
     wanted: axes wanted for each dimension of the result.
-    shape: shape of the result.
-    taker: taker that counts the devices along axes.
 
   Returns:
     (axes of each dimension of the result, the scattered axes).

@@ -39,9 +39,6 @@ def choose(
   config that only `target.options` refuses gets a note.
 
   Args:
-    operation: the operation, with its backends.
-    problem: the problem to compute.
-    target: the target to choose for.
     requested: the backend to use. None chooses the first one that tuning tables
       propose, or else the first one in order of rank.
     unportable: the reason if only portable backends are allowed.
@@ -56,7 +53,7 @@ def choose(
     ValueError: If `requested` is not a backend's name.
     NotImplementedError: If `requested` does not support the problem. The
       message lists every backend.
-    options_lib.FallbackError: If XLA would dequantize the operands, and the
+    call_options.FallbackError: If XLA would dequantize the operands, and the
       target's options do not allow it.
   """
   measured, table_notes = resolution.ask(operation, problem, target, overlay)
@@ -177,11 +174,9 @@ def decide(
   """Decides about an equation whose primitive takes a call.
 
   Args:
-    eqn: the equation.
     target: the target to decide for. None uses the target that the equation was
       traced for, or the local one.
     choose: (call, target) -> decision.
-    for_export: whether to decide like `jp.export`.
   """
   call = eqn.params["call"].filled(v.aval for v in eqn.invars)
   target = targets.resolved(eqn.params["target"], target, for_export=for_export)
@@ -212,15 +207,7 @@ def emit(
   *arrays: Any,
   **options: Any,
 ) -> Any:
-  """Emits a problem with the chosen backend, and logs the decision.
-
-  Args:
-    operation: the operation.
-    decision: the decision about the problem and the target.
-    problem, target: the last two arguments of the backend's `emit`.
-    *arrays: its other arguments.
-    **options: its keyword arguments.
-  """
+  """Emits a problem with the chosen backend, and logs the decision."""
   backends = operation.backends()
   tried = decisions.order(backends, target)
   chosen = decision.implementation
@@ -247,9 +234,7 @@ def by_size(
   value, XLA drops the other cases.
 
   Args:
-    size: a size, which may be symbolic.
     limits: sizes in rising order.
-    cases: a function for each limit. All compute equal types.
   """
   exceeded = jnp.asarray(size, jnp.int32) > jnp.asarray(limits[:-1], jnp.int32)
   return jax.lax.switch(jnp.sum(exceeded, dtype=jnp.int32), cases)
@@ -285,9 +270,7 @@ def triton_backend(
   """Returns the backend of Triton kernels.
 
   Args:
-    summary: description of the backend in a decision's reason.
     folder: folder of `kernels/` with kernels that only this operation uses.
-    **fields: other fields of the record.
   """
   folders = (folder,) if folder else ()
   given: dict[str, Any] = {
@@ -320,11 +303,6 @@ def xla_backend(
   """Returns the backend of XLA ops, which supports every problem.
 
   It has a lower priority than every backend that reads the quantized bytes.
-
-  Args:
-    summary: description of the backend in a decision's reason.
-    emit: function that computes a problem.
-    notes: (problem, target) -> notes of the plan.
   """
   plan = _plan
   if notes is not None:

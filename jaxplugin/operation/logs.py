@@ -84,8 +84,6 @@ def lowering(primitive: str, module: str, layer: str) -> Iterator[None]:
   """Names the place of decisions inside, and records the duration.
 
   Args:
-    primitive: name of the primitive that is lowered.
-    module: name of the module that it is lowered into.
     layer: names of the scopes around the first equation that is lowered so.
   """
   configure()
@@ -143,9 +141,6 @@ def decided(
   """Logs a decision that a lowering follows, and records its event.
 
   Args:
-    operation: name of the operation.
-    problem, target: arguments of the decision.
-    decision: the decision.
     before: names of the backends that come before the chosen one.
     is_fallback: whether XLA dequantizes the operands of a product, because no
       kernel supports it. The line is then a warning, if the platform has

@@ -50,10 +50,6 @@ def granule_of(size: Any, *blocks: int) -> int:
   """Returns the granule of a dimension, as in `Notation.sizes`.
 
   It keeps blocks whole. A dimension whose last block is short is one granule.
-
-  Args:
-    size: size of the dimension; may be symbolic.
-    *blocks: block sizes of the arrays along it.
   """
   granule = math.lcm(*blocks)
   is_short = isinstance(size, int) and size % granule != 0
@@ -79,7 +75,6 @@ def sharding_rule(
   granule, because Shardy does not support factors of size one in a compound.
 
   Args:
-    notation: names of the dimensions.
     operands, results: arrays; only their shapes are used.
     axis_sizes: sizes of the mesh axes that must divide the number of granules.
 

@@ -143,10 +143,7 @@ def partition_key(
   """Returns the key of an equation for `split.partitioned`.
 
   Args:
-    context: the equation.
-    name: name of its primitive.
     problem: problem that determines what the equation computes.
-    overlay: tuning tables in effect when the equation was traced.
     operation: operation whose backends may compute it; None for all.
   """
   return fingerprints.of(
@@ -382,8 +379,6 @@ def not_linear(
   """Returns the error of a `jax.linear_transpose` of a call.
 
   Args:
-    who: default name of the function in the error.
-    names: names of the arrays whose cotangents are wanted.
     what: text after "the result is not linear in lhs and rhs".
   """
   return NotImplementedError(

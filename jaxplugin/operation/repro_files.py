@@ -175,11 +175,7 @@ def record(
   """Returns the record of a call.
 
   Args:
-    operation: name of the primitive.
-    form: the primitive's parameter `call` or `problem`.
     operands: see `CallRecord`.
-    decided: the decisions about it.
-    **fields: other fields.
   """
   return CallRecord(
     operation=operation,

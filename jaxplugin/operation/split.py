@@ -60,7 +60,6 @@ def of_call(
   """Returns the `Operation` of a `primitive.OperationCall`.
 
   Args:
-    form: form of the call.
     assign: (call, shardings by name) -> assignment.
     notation: call -> names of the dimensions of its arrays.
     per_device: (call of a device's shards, assignment) -> a device's shard of
@@ -88,7 +87,6 @@ def partitioned(
   """Returns a function of the operands that XLA's partitioner splits.
 
   Args:
-    operation: the operation.
     key: key that is equal only for equal operations; None if unknown.
   """
   assert operation.whole is not None
@@ -134,7 +132,6 @@ def _split_call(
   It then exports the call as a `shard_map` with these shardings.
 
   Args:
-    whole: the function to split.
     how: description of the split; `how.partition` returns `NamedSharding`s.
 
   Raises:
@@ -260,8 +257,6 @@ def on_explicit_axes(
   It needs no partitioner callback, so JAX can cache and export the module.
 
   Args:
-    operation: the operation.
-    mesh: mesh with explicit axes.
     specs: mesh axes of each dimension of each result.
   """
 

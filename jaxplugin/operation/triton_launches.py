@@ -31,10 +31,7 @@ def run(
 
   Args:
     module: module of `jaxplugin.kernels.gpu` whose `KERNELS` has the kernels.
-    launches: the launches, in order.
     arrays: arrays by the names of the launches' inputs.
-    target: the target to compile for.
-    who: default name of the function in errors.
     num_rows: number of rows of the results if kernels read it.
 
   Raises:
@@ -55,7 +52,6 @@ def view(x: jax.Array, name: str | None) -> jax.Array:
   """Returns an array bitcast to the dtype that kernels read.
 
   Args:
-    x: the array.
     name: dtype from `launching.Launch.views`. None means bytes for elements of
       one byte, and no change for others.
   """

@@ -301,7 +301,6 @@ def quantize_blocked(
 
   Args:
     x, format, scale_rounding, global_scale, packed: as for `quantize`.
-    blockings: a blocking for each result.
     for_products: as for `QuantizationProblem`.
   """
   results = _quantize_blocked(

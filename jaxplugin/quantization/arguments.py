@@ -91,8 +91,6 @@ def validate_scale_rounding(
   """Raises ValueError unless `scale_rounding` is valid for one of the formats.
 
   Args:
-    who: name of the function in errors.
-    scale_rounding: the argument.
     used: formats that the caller quantizes to; empty if unknown.
   """
   if (

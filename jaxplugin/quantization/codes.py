@@ -115,7 +115,6 @@ def encode(
 
   Args:
     bits: int32[...], f32 bits of finite normal magnitudes or of zero.
-    encoding: the target type.
     random_bits: uint32[...] for stochastic rounding, or None. It rounds a value
       up with the probability of the discarded fraction (to 22 bits).
 

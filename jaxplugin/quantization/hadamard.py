@@ -56,7 +56,6 @@ def transform(x: jax.Array, axis: int, size: int) -> jax.Array:
 
   Args:
     x: floats[..., k, ...], with k a multiple of size.
-    axis: dimension of k, at least 0.
     size: group size, one of `SIZES`.
 
   Returns:

@@ -46,10 +46,8 @@ def quantize_integers(
   """Returns values, scale and offset of `quantize`.
 
   Args:
-    x: floats[..., k, ...].
     key: key for stochastic rounding, or None.
     format: a format of integers with a known block size.
-    axis: the blocked axis, at least 0.
     packed: whether two 4-bit values are packed a byte along `axis`.
     rule: one of `PACKAGE_RULES`; None if the format has an `offset_dtype` or
       a `codebook`.

@@ -121,12 +121,7 @@ def prologue_refusal(
   specs: Sequence[QuantizeSpec],
   shape: Sequence[Any],
 ) -> str:
-  """Returns why the specs quantize a prologue's result separately, or "".
-
-  Args:
-    specs: `QuantizeSpec` of each result.
-    shape: shape of the prologue's result.
-  """
+  """Returns why the specs quantize a prologue's result separately, or ""."""
   first = specs[0]
   if not blocking.are_static(shape):
     return f"a size of {list(shape)} is symbolic"

@@ -59,7 +59,6 @@ def quantize(
       of `jax.random.bits(key, shape, uint32)`, with the shape of the blocked
       array. `codes.encode` uses the lowest ones. If the options have strides,
       it is the `offsets.words` of a shard.
-    problem: problem of one blocking.
   """
   (b,), (options,), format = problem.blockings, problem.options, problem.format
   axis, shape = b.axis(), b.shape(problem.shape)

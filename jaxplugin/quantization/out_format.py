@@ -200,8 +200,6 @@ def quantized(
   """Quantizes the f32 result of a function.
 
   Args:
-    who: the function, for errors.
-    x, out: the result, and how to quantize it.
     source: as for `with_source`; None is x.
 
   Returns:
@@ -236,8 +234,6 @@ def with_source(result: Any, out: OutFormat, source: jax.Array | None) -> Any:
   """Returns the result of `quantized` with its straight-through derivative.
 
   Args:
-    result: the result without a derivative.
-    out: how it was quantized.
     source: f32 array that the result is the identity of for derivatives, or
       None.
   """

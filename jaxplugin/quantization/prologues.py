@@ -61,9 +61,7 @@ def operand_types(
   """Returns shape and dtype of each operand besides x.
 
   Args:
-    prologue: the prologue.
     shape: shape of the function's result.
-    dtype: dtype of x.
   """
   *lead, k = shape
   if prologue.gradient_of_halves:
@@ -132,10 +130,8 @@ def compute(
   """Computes a prologue with XLA ops.
 
   Args:
-    prologue: the prologue.
     x: floats of the shape `prologue.x_shape`.
     more: `prologue.operands` by name.
-    returns_amax: whether to return the amax too.
 
   Returns:
     The function's result in f32; its largest finite magnitude f32[] if

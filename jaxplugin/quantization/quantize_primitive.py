@@ -306,7 +306,6 @@ def _without_unused(
   """Drops blockings whose results are unused, in dead code elimination.
 
   Args:
-    used_outputs: whether each result of the equation is used.
     *args: the equation; in jax 0.12 the live inputs come before it.
 
   Returns:

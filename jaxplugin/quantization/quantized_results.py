@@ -86,12 +86,7 @@ class QuantizedResult(alternatives.Forms):
   def decide(
     self, avals: Sequence[Any], target: targets.Target
   ) -> tuple[decisions.Decision | None, str]:
-    """Returns the decision of one kernel for both, or None and the reason.
-
-    Args:
-      avals: types of the operands.
-      target: the target of one device.
-    """
+    """Returns the decision of one kernel for both, or None and the reason."""
     if self.is_mapped:
       return None, "jax.vmap maps it"
     call, out = self._filled(avals)
@@ -142,7 +137,6 @@ def compute(
 
   Args:
     call: a call whose result is f32.
-    out: how to quantize.
     bind, backends, operation: as for `QuantizedResult`.
     is_checked: whether `bind` checks the result, which only operations have.
     source: the f32 result, if an operand has a derivative that the arrays of

@@ -325,7 +325,6 @@ def plain(
   """Returns a call of unquantized arrays, in f32 by default.
 
   Args:
-    lhs, rhs, group_sizes: arrays.
     contracting: contracting dimension of rhs, 1 or 2.
     **options: other fields of `RaggedDotCall`. The default `overlay` is the
       tables of an enclosing `tuning`.

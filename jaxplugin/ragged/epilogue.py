@@ -53,8 +53,6 @@ def apply(
   Rows without a group become zero.
 
   Args:
-    result: f32[m, columns].
-    call: the call.
     is_masked: whether rows without a group are zero in `result`.
   """
   result = scaled(result, call)

@@ -71,8 +71,6 @@ def _jvp(
   """Returns the result of a call and its tangent.
 
   Args:
-    bind: binds the primitive.
-    call: call of a ragged dot or a contraction with the primal arrays.
     tangents: tangent of each array by name, without symbolic zeros.
   """
   # `global_power` is computed from the bits of the scales, and group sizes are
@@ -126,9 +124,7 @@ def _cotangent(
   """Returns the cotangent of one array of a ragged dot that is linear in it.
 
   Args:
-    bind: binds the primitive.
     name: the array's name in `RaggedDotCall.ARRAYS`.
-    g: cotangent of the result.
     call: call whose arrays are abstract where a cotangent is wanted.
   """
   g = g.astype(_F32)
@@ -223,8 +219,6 @@ def _batch(
   """Returns the batched result and its mapped dimension.
 
   Args:
-    bind: binds the primitive.
-    call: call of the batched arrays.
     mapped: mapped dimension of each array that has one.
     size: number of entries.
   """
@@ -396,9 +390,7 @@ def decide(
 ) -> choice.DecidedCall:
   """Returns `choice.decide` of an equation of one of `PRIMITIVES`.
 
-  Args:
-    eqn, target, for_export: as for `choice.decide`.
-    num_devices: number of devices that XLA partitions the equation over.
+  XLA partitions the equation over `num_devices`.
   """
 
   def choose(call: calls.Call, target: targets.Target) -> decisions.Decision:

@@ -240,9 +240,7 @@ def compute(
   """Computes a device's shard of the result.
 
   Args:
-    local: computes a call on one device.
     call: call of the device's shards, with the sizes of all groups.
-    assignment: assignment of mesh axes for the whole call.
   """
   axes = assignment.axes
   own, first_row = _own(call, assignment)
@@ -293,7 +291,6 @@ def _own_sizes(
   The first row is None if each device has all groups.
 
   Args:
-    call: call of the device's rows, with the sizes of all groups.
     assignment: mesh axes of the rows, "m", and of the groups, "g".
     num_groups: number of groups of a device.
   """
@@ -320,7 +317,6 @@ def _clipped(
   """Returns the begin and end of each group within a shard of the rows.
 
   Args:
-    group_sizes: i32[groups], sizes within all rows.
     num_rows: number of all rows.
     begin: first row of the shard.
     size: number of rows of the shard.
@@ -378,7 +374,6 @@ def _activated(
   Args:
     x: f32, zero in rows without a group. These rows stay zero, because every
       activation of zero is zero.
-    call: call with the activation and the dtype.
     axes: mesh axes of the columns of `x`.
     parts: number of devices along these axes.
   """
@@ -471,7 +466,6 @@ def result_sharding(
   """Returns the sharding of the result's type; None without explicit axes.
 
   Args:
-    call: the call.
     out_sharding: requested `PartitionSpec`, or `NamedSharding` of explicit
       axes. The result is the sharding that `lax.ragged_dot` would return. None
       derives it from the operands.

@@ -116,7 +116,7 @@ def _sources() -> str | None:
 def sources_digest(
   folders: tuple[pathlib.Path, ...], *, before_ns: int
 ) -> str | None:
-  """Returns the SHA-256 of the package's Python files and tables.
+  """Returns the SHA-256 of the package's Python files.
 
   Args:
     folders: folders whose files are read, also in subfolders.

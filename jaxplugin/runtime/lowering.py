@@ -191,12 +191,7 @@ def module_of(ctx: Any) -> Module:
 
 
 def require_shardy(who: str, module: Module) -> None:
-  """Raises NotImplementedError if GSPMD would partition a call.
-
-  Args:
-    who: the function that the error names.
-    module: the module of the call.
-  """
+  """Raises NotImplementedError if GSPMD would partition a call."""
   is_shardy = jax.config.jax_use_shardy_partitioner  # type: ignore[attr-defined]
   if module.is_split and not is_shardy:
     raise NotImplementedError(
@@ -207,12 +202,7 @@ def require_shardy(who: str, module: Module) -> None:
 
 
 def require_exportable(who: str, ctx: Any) -> None:
-  """Raises NotImplementedError if `jp.export` cannot export a call.
-
-  Args:
-    who: the function that the error names.
-    ctx: the `LoweringRuleContext` of the call.
-  """
+  """Raises NotImplementedError if `jp.export` cannot export a call."""
   axis_context = ctx.module_context.axis_context
   mesh = getattr(axis_context, "mesh", None)  # that of a shard_map
   num_devices = getattr(axis_context, "num_devices", 1)
@@ -230,7 +220,6 @@ def register_kernels(
   """Registers the lowering of a primitive that may call kernels.
 
   Args:
-    primitive: the primitive.
     rule: a lowering rule with another parameter, `platform`. It is one of
       `PLATFORMS`, or None for any other platform.
   """

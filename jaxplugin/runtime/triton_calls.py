@@ -103,7 +103,6 @@ def chosen(
   plugin has only the older one. Without a plugin it is `FFI_CALL` too.
 
   Args:
-    platform: "cuda" or "rocm".
     environment: environment variables; None for those of the process.
 
   Raises:
@@ -159,9 +158,6 @@ def architecture(operation: Any) -> str | None:
 
   It is None if the payload has no PTX: jax-triton's payload for an AMD GPU is
   the path of a file.
-
-  Args:
-    operation: an `ir.Operation` whose call target is in `NAMES`.
   """
   config = None
   for name in (_CONFIG, _TYPED_CONFIG):
@@ -188,10 +184,6 @@ def runs_on(
   jaxlib assembles PTX for the architecture of the kernel. The result runs on
   later GPUs of the same major version, unless it has architecture-specific
   features ("sm_90a").
-
-  Args:
-    architecture: the kernel's.
-    compute_capability: of the GPU; None if it is not NVIDIA's.
   """
   number = int(re.sub(r"\D", "", architecture))
   major, minor = divmod(number, 10)
@@ -210,7 +202,6 @@ def edited_payload(payload: bytes, ptx_version: int) -> bytes:
   The code of an AMD GPU stays as it is.
 
   Args:
-    payload: the payload that jax-triton wrote.
     ptx_version: the version of the payload's `launching.Launch`.
   """
   major, minor = divmod(ptx_version, 10)
@@ -235,7 +226,6 @@ def _edited(
   """Edits the fields of a submessage of a serialized protobuf message.
 
   Args:
-    message: the message.
     path: field numbers from the message to the submessage.
     edit: (number, content) of a field -> its new content; None removes it.
   """

@@ -197,7 +197,6 @@ def call(
     launch: a launch of one of them. It may have descriptors only if
       `descriptors_refusal` returns None.
     inputs: arrays of dtypes that Triton supports: FP4 and E8M0 as bytes.
-    target: the target to compile for.
 
   Returns:
     The launch's outputs.

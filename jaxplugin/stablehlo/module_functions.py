@@ -106,10 +106,7 @@ def lower(
   """Traces the function that computes a call on a target.
 
   Args:
-    call: the call.
-    target: target to compute on.
     implementation: backend of the dots; None chooses one.
-    scale_rounding: scale rounding of the quantization.
 
   Raises:
     TypeError, ValueError, NotImplementedError: If the call cannot be computed
@@ -398,8 +395,6 @@ def is_emitted(
   """Returns whether `operation` already does everything that `emitted` does.
 
   Args:
-    operation: the call.
-    call: the result of reading the call.
     emitted: a module whose @main computes the call from its operands.
 
   Returns:

@@ -116,11 +116,6 @@ def is_hlo(text: str) -> bool:
 def parse(data: str | bytes, name: str, context: ir.Context) -> Parsed:
   """Parses and verifies text, HLO text, bytecode or a portable artifact.
 
-  Args:
-    data: the module.
-    name: name of the module in messages.
-    context: context for the parsed module.
-
   Raises:
     ModuleError: If the module does not parse, is truncated, or is not valid.
   """

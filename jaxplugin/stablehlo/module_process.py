@@ -95,7 +95,6 @@ def checked(data: str | bytes, name: str) -> str | bytes:
 
   Args:
     data: text, HLO text, bytecode or a portable artifact.
-    name: name of the module in messages.
 
   Returns:
     StableHLO text that this process can parse; `data` itself if it is such.

@@ -145,7 +145,6 @@ def wrong_target(
   """Returns the error for a module that was lowered for another device.
 
   Args:
-    name: the module's name.
     call: name of a custom call that the target cannot run, and its location.
     target: the device that the module is read for.
     architecture: architecture of the call's kernel; "" if the target's platform
@@ -202,7 +201,6 @@ def read(
   parses text and bytes first, and returns text that this process can parse.
 
   Args:
-    given: the module.
     name: name of the module in messages, such as its path.
     trusted: whether to parse it in this process at once, as for modules that
       jaxlib wrote.

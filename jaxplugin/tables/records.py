@@ -274,11 +274,6 @@ def row_of(
 ) -> Row:
   """Returns a row of candidates in any order.
 
-  Args:
-    problem: the problem's fields.
-    candidates: the measured candidates.
-    default: the candidate that the rule chooses.
-
   Raises:
     TableError: If the arguments break a rule of `Row`.
   """

@@ -213,7 +213,6 @@ def triton_source(
   """Returns the digest of Triton kernels and the versions of their compilers.
 
   Args:
-    target: the target. Only GPUs have Triton kernels.
     *folders: folders of `kernels/` besides the two that all operations use, for
       example "gpu/ragged".
   """
@@ -590,8 +589,6 @@ def proposals(
   """Returns a table's proposals for a problem, the best first.
 
   Args:
-    table: a table that matches the operation and the target.
-    problem: the problem's fields.
     origin: name of the table in decisions.
   """
   return [

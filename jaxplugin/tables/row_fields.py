@@ -122,7 +122,6 @@ def defaults_of(
   Rows leave a field out if it has its default.
 
   Args:
-    kind: the dataclass.
     without: names of fields to leave out.
   """
   return {

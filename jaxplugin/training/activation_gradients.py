@@ -236,7 +236,6 @@ def separate_gradient(eqn: Any, jaxpr: Any) -> tuple[str, str]:
   as it quantizes.
 
   Args:
-    eqn: an operation.
     jaxpr: contains it, and has no dead code.
   """
   if eqn.primitive is not linear_calls.linear_call_p:

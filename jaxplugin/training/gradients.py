@@ -48,8 +48,6 @@ def quantized_dot(
   """Multiplies as `setting` says, and has the derivatives of the recipe.
 
   Args:
-    setting: the call of `dot_general` or `ragged_dot_general`.
-    lhs, rhs: the arrays.
     key: data of a key, or None.
     sizes: i32[groups], sizes of the groups of rows; None without groups.
     held: by side, `products.Held` of operands that are quantized already.

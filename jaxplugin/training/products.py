@@ -291,10 +291,7 @@ def quantized(
   """Quantizes `x` for each spec, from one read if possible.
 
   Args:
-    x: the array.
-    specs: how to quantize it.
     keys: for each spec the key of stochastic rounding, or None.
-    who: the function that errors name.
     call: the prologue that computes x, whose f32 result is quantized instead
       if kernels may compute it; or None.
   """
@@ -457,7 +454,6 @@ class TrainingOperand:
     """Returns the operand of the forward matmul, and the residual.
 
     Args:
-      x: the array.
       sizes: see `Product.multiply`.
       is_needed: whether the backward pass needs a residual.
       name: name of a quantized residual for policies of `jax.checkpoint`.
@@ -621,12 +617,8 @@ class Setting:
     """Multiplies in high precision.
 
     Args:
-      lhs, rhs: the operands.
-      dtype: of the result.
       sizes: see `Product.multiply`.
-      numbers: dimension numbers.
       product: the matmul that both were prepared and blocked for, or None.
-      out_sharding: of the result.
     """
     del sizes, product
     return xla.plain_dot(

@@ -394,7 +394,6 @@ def prologue_refusals(
 
   Args:
     setting: the matmul, with a weight.
-    arrays: its operands.
   """
   scheme = setting.scheme
   index = 1 if scheme.weight == "lhs" else 0
@@ -434,9 +433,7 @@ def taken(
   """Returns the copies of `QuantizedOperand`s and the prologues, by side.
 
   Args:
-    given: lhs and rhs.
     arrays: lhs and rhs, with arrays in place of other operands.
-    setting: the call.
 
   Raises:
     TypeError: If an operand was quantized for another role, contraction or

@@ -214,8 +214,6 @@ def resolve(who: str, name: str, recipe: Any) -> Recipe:
   """Returns a recipe, or the recipe that uses a format for every operand.
 
   Args:
-    who: the function that errors name.
-    name: the argument.
     recipe: a recipe, a format, or the name of a format.
 
   Raises:

@@ -270,7 +270,6 @@ def _question(
   """Returns the argument of the library's functions, or why there is none.
 
   Args:
-    problem, target: as for every backend.
     by_rule: whether the kernels choose the engine, and so a few rows may be
       bf16.
   """
@@ -293,9 +292,6 @@ def may_quantize_rows(problem: Any) -> bool:
   """Returns whether kernels may convert the side of floats to bf16 or int8.
 
   A quantized lhs that XLA dequantizes first is not quantized again.
-
-  Args:
-    problem: a problem of a dot or a ragged dot.
   """
   return (
     problem.fastest_precision
@@ -312,8 +308,6 @@ def rows_form(
   It depends on the number of rows (kernels/cpu/dot/rule.h).
 
   Args:
-    problem: a problem of a dot or a ragged dot.
-    target: the target.
     sizes: (m, n). None is those of the problem, which must be static.
   """
   if not may_quantize_rows(problem) or target.cpu_kernels is None:
@@ -446,8 +440,6 @@ def fastest_notes(
   """Returns what precision="fastest" changes for rows of floats.
 
   Args:
-    problem: a problem of a dot or a ragged dot.
-    target: the target, which has CPU kernels.
     by_rule: whether the kernels choose the engine, and so a few rows may be
       bf16.
   """
@@ -481,9 +473,6 @@ def emit(
   """Emits one custom call, and XLA ops for epilogues it does not fuse.
 
   Args:
-    call, problem, target, out: as for every backend.
-    config: fields of a config (`fields_of`). If they are empty, the
-      kernels use their own rules.
     offset: offsets of rhs, which is not batched, and the format's
       `code_offset`. The call then has no epilogue.
   """
@@ -579,14 +568,9 @@ def custom_call(
   """Emits the custom call of a dot or of a ragged dot.
 
   Args:
-    name: target of the custom call.
     result_type: type of its result, [..., rows, columns], without `out`.
     operands: both sides, each with the results of `scale_of`.
-    others: its other arrays, in order.
-    problem: problem that the kernels compute.
-    target: the target.
     offset, out: as for `emit`.
-    **attributes: its other attributes.
   """
   cpu_library.register()
   arrays = [x for side, scale, _ in operands for x in (side.values, scale)]
@@ -630,7 +614,6 @@ def scale_of(side: sides.Side, dense: sides.Side) -> tuple[jax.Array, int]:
   of rows. With several matrices, each must have whole blocks.
 
   Args:
-    side: an operand.
     dense: the operand as [batch, rows, k].
   """
   if (
@@ -653,13 +636,7 @@ def scale_of(side: sides.Side, dense: sides.Side) -> tuple[jax.Array, int]:
 def _attributes(
   prefix: str, side: sides.Side, scale_rows: int
 ) -> dict[str, Any]:
-  """Returns the attributes of the custom call for one operand.
-
-  Args:
-    prefix: "lhs" or "rhs".
-    side: the operand.
-    scale_rows: number of rows that share a row of the scale.
-  """
+  """Returns the attributes of the custom call for one operand."""
   format = side.format
   if format is None:
     return {f"{prefix}_block_size": np.int64(_UNUSED_BLOCK_SIZE)}

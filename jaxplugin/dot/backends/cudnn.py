@@ -407,8 +407,6 @@ def _swizzled_dot(
   Args:
     lhs, rhs: sides whose values may have rows of zeros appended.
     sizes: rows of lhs and rhs without padding.
-    extra: the global scale as a fifth operand, or nothing.
-    dtype: dtype of the result.
   """
   tile = layouts.SCALE_TILE_ROWS
   values, scales = [], []

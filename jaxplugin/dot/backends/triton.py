@@ -283,8 +283,6 @@ def launches(
   """Returns the launches for a supported problem of dense operands.
 
   Args:
-    problem: the problem to compute.
-    target: the target to compute on.
     config: fields of a config (`fields_of`). If they are empty,
       a rule chooses the config.
   """
@@ -357,8 +355,6 @@ def kind_name(
   """Returns the kernels' name for a supported format, or for plain floats.
 
   Args:
-    format: the format; None for plain floats.
-    dtype: dtype of plain floats.
     repeats: whether scales of large blocks may repeat, for smaller blocks.
   """
   if format is None:
@@ -672,7 +668,6 @@ def run(
   """Runs the launches of a matmul, the last of which may quantize its result.
 
   Args:
-    planned: launches that compute the matmul.
     arrays, target, who, num_rows: as for `triton_launches.run`.
     sizes: (batch, m, n) of the result.
     out: as for every backend.
@@ -737,12 +732,7 @@ def _packed(values: jax.Array) -> jax.Array:
 
 
 def strided(side: sides.Side, dense: configs.OperandKind) -> Readable:
-  """Returns a side with one contracting dimension, and its strides.
-
-  Args:
-    side: the side.
-    dense: description of the dense operand.
-  """
+  """Returns a side with one contracting dimension, and its strides."""
   square_scale = side.square_scale if dense.rows_per_scale > 1 else None
   side = _with_readable_format(side, dense.format)
   scale = scale_strides = None

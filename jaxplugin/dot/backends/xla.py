@@ -48,7 +48,6 @@ def multiply(
   """Computes `dot_general` in f32, with operands cast to `dtype`.
 
   Args:
-    lhs, rhs, dimension_numbers, out_sharding: as for `lax.dot_general`.
     dtype: f32, or bf16 that represents both operands exactly.
     precision: precision of f32 operands. None is HIGHEST, which avoids TF32 on
       a GPU and bf16 on a TPU.
@@ -78,9 +77,6 @@ def plain_dot(
 
   Args:
     lhs, rhs: arrays of dtypes that f32 represents exactly.
-    dimension_numbers: as for `lax.dot_general`.
-    dtype: dtype of the result.
-    **options: options of `multiply`.
   """
 
   def multiplied(in_dtype: Any) -> Callable[..., jax.Array]:

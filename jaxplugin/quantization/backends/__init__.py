@@ -167,7 +167,6 @@ def emit(
   """Computes the results of a part with its backend.
 
   Args:
-    part, x, target: a part of x, decided for a target.
     global_scale: global scales or maxima of the part's blockings, or None.
     keys: key data of each blocking, or None.
     more: operands of the prologue by name, if the part has one.

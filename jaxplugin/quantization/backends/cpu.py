@@ -387,7 +387,6 @@ def _restored(
 
   Args:
     results: values, scale and global scale; the blocked dimension is last.
-    problem: problem of one blocking.
     b: the blocking as the kernel computes it.
     order: order of the kernel's other dimensions; by default that of the array.
   """

@@ -99,8 +99,6 @@ def quantize(
     x: the array, or a device's shard of it.
     global_scale: f32[] for all blockings, f32[n] for each, or maxima,
       uint32[n, num_maxima], if the problem has them; None to compute it.
-    problem: a supported problem.
-    target: a GPU.
     keys: key data of each blocking. A shard has `offsets.words` instead.
     more: operands of the prologue by name.
   """
@@ -197,7 +195,6 @@ def values_of_bytes(
   Args:
     values: uint8 in the order of `problem.written_shape`. Packed FP4 has the
       blocked axis last unless `problem.packed_in_order`.
-    problem: problem of one blocking.
   """
   format, shape = problem.format, problem.written_shape
   axis = problem.blockings[0].axis()

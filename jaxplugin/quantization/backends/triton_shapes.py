@@ -194,7 +194,6 @@ def rows_of_matmul(
   """Returns the result of a matmul as rows. Its last dimension is blocked.
 
   Args:
-    problem: problem of the f32 result.
     sizes: (batch, m, n).
   """
   batch, m, n = sizes
@@ -224,8 +223,6 @@ def _places(
   Dimensions that are contiguous in the array become one.
 
   Args:
-    shape: shape of the array, or of a shard.
-    strides: strides of the array.
     groups: dimensions of each group, major to minor.
   """
   result = []

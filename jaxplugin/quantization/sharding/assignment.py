@@ -65,7 +65,6 @@ def _granules_of_merged(sizes: Sequence[int], group: int) -> list[int | None]:
   """Returns the granules of dimensions that are merged.
 
   Args:
-    sizes: sizes of the dimensions, major to minor.
     group: granule of the merged dimension. The last group may be smaller.
   """
   result: list[int | None] = [None] * len(sizes)
@@ -93,9 +92,7 @@ def assign_quantize(
   does not shard x but is wanted for the results also shards x, at no cost.
 
   Args:
-    problem: problem of the whole array.
     operands: operands of `quantize_p`, with paired halves.
-    shardings: those of the operands and results.
   """
   dims = quantize_notation(problem, operands, least_parts=1)
   taker, x_spec = mesh_axes.Taker(shardings.axis_sizes), shardings.operands[0]

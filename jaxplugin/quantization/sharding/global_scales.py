@@ -131,10 +131,7 @@ def global_scale(
   """Computes the global scale of an array from its shards in a `shard_map`.
 
   Args:
-    who: name of the function in errors.
     x: shard of the array.
-    format: the format to quantize to.
-    axes: blocked axis of each result.
     axis_name: mesh or `vmap` axes that the array is sharded over.
     given: global scale argument of the caller, or None.
     batch_dims: as for `quantize`.
@@ -181,7 +178,6 @@ def of_axes(
   Args:
     x: shard of the array.
     problem: problem of the shard, which computes its global scales.
-    names: mesh or `vmap` axes that the array is sharded over.
   """
   each = maxima(x, problem, targets.request(), resolution.overlay(), count=1)
   # `pmax` needs axes that x either varies or does not vary over.

@@ -42,7 +42,6 @@ def words(
   Args:
     key_data: u32[2], data of the key.
     firsts: i32[] for each dimension, the shard's first index.
-    strides: strides of the whole array.
   """
   offset = _offset(firsts, strides, ())
   return jnp.concatenate([key_data, jnp.stack(offset)])
@@ -51,13 +50,7 @@ def words(
 def bits(
   words: jax.Array, shape: Sequence[int], strides: Sequence[int]
 ) -> jax.Array:
-  """Returns u32[shape]: the random bits of a shard's values.
-
-  Args:
-    words: words of the shard.
-    shape: shape of the shard.
-    strides: strides of the whole array.
-  """
+  """Returns u32[shape]: the random bits of a shard's values."""
   indices = [
     lax.broadcasted_iota(jnp.uint32, shape, dim) for dim in range(len(shape))
   ]

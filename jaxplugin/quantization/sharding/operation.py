@@ -78,7 +78,6 @@ def quantize(
   """Returns the split form of a `quantize_p` equation; None if it has none.
 
   Args:
-    problem: problem of the whole array.
     local: quantizes on one device; also traced for the result types.
     maxima: finds partial amax values on one device.
   """
@@ -175,7 +174,6 @@ def dequantize(
   """Returns the split form of a `dequantize_p` equation; None if it has none.
 
   Args:
-    problem: problem of the whole array.
     local: dequantizes on one device; also traced for the result type.
   """
   if not can_dequantize(problem):
@@ -337,7 +335,6 @@ def lowered(
     context: the equation, in a split module or on a mesh with explicit axes.
     shared: split form of the equation; None if it has none.
     local: computes the equation on one device.
-    key: arguments of `primitive.partition_key`.
 
   Returns:
     Function of the equation's operands, or None if XLA gathers the operands.
@@ -379,9 +376,6 @@ def explained(
   """Returns the decisions about an equation, for `explain`.
 
   Args:
-    problem: problem of the equation.
-    module: module that the equation is lowered into.
-    target, overlay: as for `backends.explained`.
     axis_sizes: axis sizes of the mesh that the module is partitioned over.
   """
   if isinstance(problem, problems.DequantizationProblem):

@@ -180,9 +180,6 @@ def _operand(
   """Returns the kernels' description of a dense operand.
 
   Args:
-    side: the operand.
-    rows: number of rows.
-    k: size of the blocked dimension.
     target: target, for rhs; None for lhs, whose scales become linear and whose
       values are not interleaved.
   """

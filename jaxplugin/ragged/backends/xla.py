@@ -56,10 +56,7 @@ def _for_groups(
   """Loops in order over the groups that have rows.
 
   Args:
-    group_sizes: sizes of the groups.
-    num_rows: number of rows.
     body: (group, first row, end row, x) -> x of the next iteration.
-    init: x of the first iteration.
   """
   ends = groups.ends(group_sizes, num_rows)
   starts = groups.starts(ends)
