@@ -45,18 +45,34 @@ def in_shards(function):
 class PrologueTest(quantization_lowerings.InterpretedTestCase):
   def test_kernels_agree_with_operations(self):
     cases = prologue_cases.kernel_cases()
-    plain = next(case for case in cases if case.kernel == "rms_norm_mxfp8")
-    sharded = dataclasses.replace(plain, call=in_shards(plain.call))
-    cases = (*cases, sharded)
     given = [case.args() for case in cases]
+    exact = [
+      prologue_cases.exact(case.prologue, *args)
+      for case, args in zip(cases, given, strict=True)
+    ]
 
     @jax.jit
-    def by_operations(given):
-      return [c.call(*args) for c, args in zip(cases, given, strict=True)]
+    def by_operations(results):
+      return [
+        case.call(result, {}, prologue=None)
+        for case, result in zip(cases, results, strict=True)
+      ]
 
     with targets.use_target(quantization_lowerings.OPERATIONS):
-      wanted = by_operations(given)
+      quantized = by_operations([y.astype(np.float32) for y, _ in exact])
     self.assertEmpty(self.names)
+    wanted = [
+      (arrays, np.abs(y).max(), total)
+      for (arrays, *_), (y, total) in zip(quantized, exact, strict=True)
+    ]
+    index, plain = next(
+      (i, case)
+      for i, case in enumerate(cases)
+      if case.kernel == "rms_norm_mxfp8"
+    )
+    cases = (*cases, dataclasses.replace(plain, call=in_shards(plain.call)))
+    given.append(given[index])
+    wanted.append(wanted[index])
     target = dataclasses.replace(H200, name=f"interpreted {self.id()}")
     for case, args, want in zip(cases, given, wanted, strict=True):
       with self.subTest(f"{case.kernel} of {case.prologue}"):
