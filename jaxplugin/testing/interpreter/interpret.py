@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -369,9 +370,23 @@ def _patched(
       scope.set_attr(builder, name, method)
     for name, function in interpret_ops.DOT_SCALED.items():
       scope.set_attr(interpreter, name, function)
+    # Half of the time: Triton computes whether integers overflow, but ignores
+    # the result without `debug`.
+    options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    scope.set_attr(builder, "options", options)
+    scope.set_attr(interpreter, "_get_np_dtype", _np_dtype)
     yield
   finally:
     scope.restore()
+
+
+_scalar_dtype: Final = functools.cache(interpreter._get_np_dtype)
+
+
+def _np_dtype(dtype: Any) -> np.dtype:
+  """Does what Triton's function does, which builds a table in each call."""
+  is_pointer = dtype.scalar.is_ptr()
+  return np.dtype(np.uint64) if is_pointer else _scalar_dtype(dtype.scalar)
 
 
 def _method(function: _DeviceFunction) -> Callable[..., Any]:
