@@ -7,6 +7,7 @@ spec, and that of an editable install lists other folders as well.
 """
 
 import ast
+import functools
 import pathlib
 import tempfile
 
@@ -73,6 +74,7 @@ def source_files(root):
       yield path
 
 
+@functools.cache
 def imported_names(path, package):
   """Returns the dotted names that a file imports, anywhere in it.
 
