@@ -212,7 +212,9 @@ class _Weights:
     Call it where the acceptor sees operations.
     """
     leaves, structure = leaves_lib.of(tree)
-    if not any(leaves_lib.is_quantized(leaf.array) for leaf in leaves):
+    has_weights = any(leaves_lib.is_quantized(leaf.array) for leaf in leaves)
+    # Code may only change variables of its own trace.
+    if not has_weights and not _variables(tree):
       return lambda: tree
     beside = _common_dtype([leaf.array for leaf in leaves])
     uses = []

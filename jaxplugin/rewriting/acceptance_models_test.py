@@ -113,6 +113,18 @@ class FrameworksTest(parameterized.TestCase):
       jp.accept_quantized(lambda state, x: nnx.merge(graph, state)(x))
     )
     self.assert_close(merged(state, x), expected)
+    # An argument without quantized weights may change too.
+    graph, weights, rest = nnx.split(model_q, nnx.Param, ...)
+
+    @jax.jit
+    @jp.accept_quantized
+    def split(weights, rest, x):
+      model = nnx.merge(graph, weights, rest)
+      return model(x), model.calls[...]
+
+    y, calls = split(weights, rest, x)
+    self.assert_close(y, expected)
+    self.assertEqual(calls, 2)
 
   def test_module_of_equinox_is_the_function_or_an_argument(self):
     model = eqx.nn.MLP(64, 32, 96, 2, key=jax.random.key(0))
