@@ -133,16 +133,20 @@ class BlocksTest(files.CheckpointTestCase):
     array = jp.checkpoints.load(self.write({name: blocks}))[f"{name}.weight"]
     self.assertEqual(jp.dequantize(array).shape, shape)
 
-  def test_minima_that_are_not_finite_are_named(self):
-    blocks = blocks_of("Q4_1", finite=True)
-    blocks[2, 20 * 3 + 2 : 20 * 3 + 4] = np.float16([np.inf]).view(np.uint8)
-    path = self.write({"Q4_1": blocks})
-    rule = r"1 of 80 block scales and minima are NaN or.* block \[2, 3\]"
-    with self.assertWarnsRegex(jp.checkpoints.NumbersWarning, rule):
-      jp.checkpoints.load(path)["Q4_1.weight"]
+  def test_scales_and_minima_that_are_not_finite_are_named(self):
+    blocks = {x: blocks_of(x, finite=True) for x in ("Q4_1", "MXFP4")}
+    inf = np.float16([np.inf]).view(np.uint8)
+    blocks["Q4_1"][2, 20 * 3 + 2 : 20 * 3 + 4] = inf
+    blocks["MXFP4"][2, 17 * 3] = 255  # 2^128 in the package, NaN in OCP MX
+    path = self.write(blocks)
+    for name, parts in (("Q4_1", "scales and minima"), ("MXFP4", "scales")):
+      rule = rf"1 of 80 block {parts} are NaN.* block \[2, 3\]"
+      with self.assertWarnsRegex(jp.checkpoints.NumbersWarning, rule):
+        jp.checkpoints.load(path)[f"{name}.weight"]
     with self.assertWarns(jp.checkpoints.NumbersWarning):
       found = jp.checkpoints.load(path, check="numbers")
     self.assertEqual(found.numbers["Q4_1.weight"].inf_scales, 1)
+    self.assertEqual(found.numbers["MXFP4.weight"].nan_scales, 1)
 
   def test_types_are_found_by_name_and_by_format(self):
     blocks = blocks_of("Q4_1")
