@@ -229,34 +229,20 @@ def _tensor_metadata(decision: records.TensorDecision) -> dict[str, Any]:
   if format is None:
     return {"_type": "Tensor"}
   dtype = _typed("torch.dtype", _TORCH_DTYPES[decision.tensor.type_name])
-  if format.has_global_scale:
-    return {
-      **_typed(
-        "NVFP4Tensor",
-        {
-          "is_swizzled_scales": False,
-          "use_triton_kernel": False,
-          "act_quant_kwargs": None,
-          "block_size": format.block_size,
-          "orig_dtype": dtype,
-        },
-      ),
-      "_tensor_data_names": ["per_tensor_scale", "qdata", "scale"],
-    }
-  return {
-    **_typed(
-      "MXTensor",
-      {
-        "elem_dtype": _typed("torch.dtype", _VALUES[format]),
-        "block_size": format.block_size,
-        "orig_dtype": dtype,
-        "kernel_preference": _typed("KernelPreference", "EMULATED"),
-        "act_quant_kwargs": None,
-        "is_swizzled_scales": False,
-      },
-    ),
-    "_tensor_data_names": ["qdata", "scale"],
+  data: dict[str, Any] = {
+    "block_size": format.block_size,
+    "orig_dtype": dtype,
+    "act_quant_kwargs": None,
+    "is_swizzled_scales": False,
   }
+  if format.has_global_scale:
+    kind, parts = "NVFP4Tensor", ["per_tensor_scale", "qdata", "scale"]
+    data["use_triton_kernel"] = False
+  else:
+    kind, parts = "MXTensor", ["qdata", "scale"]
+    data["elem_dtype"] = _typed("torch.dtype", _VALUES[format])
+    data["kernel_preference"] = _typed("KernelPreference", "EMULATED")
+  return {**_typed(kind, data), "_tensor_data_names": parts}
 
 
 def _metadata(decisions: Sequence[records.TensorDecision]) -> dict[str, str]:
