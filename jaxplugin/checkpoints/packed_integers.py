@@ -6,8 +6,9 @@ A word has unsigned integers of b bits. Results have these integers minus 2^(b -
 1), in two's complement along k, the last dimension. Zero points of 4 bits stay
 unsigned, and those of 8 bits become signed.
 
-Sources: `pack_to_int32` of compressed-tensors 0.20; `qlinear` of GPTQModel 4;
-`packing_utils.py` of AutoAWQ 0.2.
+Sources: `pack_to_int32` of compressed-tensors 0.20; `qlinear` and
+`convert_gptq_v1_to_v2_format_module` of GPTQModel 7.7; `packing_utils.py` of
+AutoAWQ 0.2.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ _DTYPES: Final = {
 # AWQ: the nibble of each of 8 columns.
 _AWQ_NIBBLES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 _ZERO_POINT: Final = 8
+# A 1 for each integer of a word. GPTQ subtracts it from the whole word, so an
+# integer of 0 borrows from the next one.
+_ONES: Final = np.int32(0x11111111)
+# Words of GPTQModel's configuration for files with plain zero points.
+_V2_FORMATS: Final = ("gptq_v2", "gptq_p")
 _REMEDY: Final = (
   "dequantize the weight with the tool that wrote it, and quantize the result"
 )
@@ -172,8 +178,9 @@ def from_gptq(
     scales: f16, bf16 or f32[k / group, n].
     qzeros: int32[k / group, n / 8], the zero points. None means that all are 8.
     g_idx: int32[k], the group of each row, which must be i // group; or None.
-    is_v2: whether `checkpoint_format` is gptq_v2, whose qzeros are zero points.
-      In the older format, qzeros are the zero points minus 1, modulo 16.
+    is_v2: whether the format in the configuration is gptq_v2 or gptq_p, whose
+      qzeros are zero points. In the format gptq, their words are less by
+      0x11111111.
 
   Returns:
     A `ScaledArray` [n, k] in the format `UINT4_128`, or in the format that has
@@ -277,13 +284,13 @@ def zero_points_of(
   Args:
     qzeros: int32[k / group, n / 8], or None.
     is_awq: whether integers are in AWQ's order.
-    is_smaller: whether the stored integers are the zero points minus 1.
+    is_smaller: whether the words are those of the zero points minus `_ONES`.
   """
   if qzeros is None:
     return None
-  zeros = (_awq_nibbles if is_awq else nibbles)(qzeros).T
   if is_smaller:
-    zeros = (zeros + np.uint8(1)) & np.uint8(15)
+    qzeros = qzeros + _ONES
+  zeros = (_awq_nibbles if is_awq else nibbles)(qzeros).T
   if assembly.is_known(zeros) and bool((zeros == _ZERO_POINT).all()):
     return None
   return zeros
@@ -352,7 +359,7 @@ def _recognize(
     return None
   n, k = word_shape(*(entries.WHO, words, scale, zeros, order), is_awq=along_n)
   across = dataclasses.replace(scale, shape=scale.shape[::-1])
-  is_v2 = "gptq_v2" in contents.config
+  is_v2 = any(x in contents.config for x in _V2_FORMATS)
 
   # Symmetric weights have zero points too, so their numbers decide.
   points = zero_points_of(

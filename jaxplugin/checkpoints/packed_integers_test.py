@@ -36,6 +36,7 @@ def zero_points(stored, count=N):
 
 
 ZEROS = RNG.integers(0, 16, (N, K // GROUP))  # of unsigned integers
+ZEROS[:2] = 0  # GPTQ's subtraction borrows from the next ones
 ASYMMETRIC = (INTEGERS + 8 - np.repeat(ZEROS, GROUP, 1)) * np.repeat(
   SCALES.astype(float), GROUP, 1
 )
@@ -52,7 +53,9 @@ AWQ = {
   "w.qzeros": zero_points(8),
 }
 GPTQ_V2 = {**GPTQ, "w.qzeros": zero_points(8)}
-ASYMMETRIC_GPTQ = {**GPTQ, "w.qzeros": words((ZEROS.T - 1) % 16)}
+# As `convert_gptq_v2_to_v1_format_module` of GPTQModel 7.7 subtracts.
+BORROWED = words(ZEROS.T) - np.int32(0x11111111)
+ASYMMETRIC_GPTQ = {**GPTQ, "w.qzeros": BORROWED}
 ASYMMETRIC_V2 = {**GPTQ, "w.qzeros": words(ZEROS.T)}
 ASYMMETRIC_AWQ = {**AWQ, "w.qzeros": words(ZEROS.T, AWQ_ORDER)}
 PACKED = {
@@ -68,6 +71,7 @@ ASYMMETRIC_PACKED = {**PACKED, "w.weight_zero_point": words(ZEROS.T).T}
 class FilesTest(files.CheckpointTestCase):
   def test_numbers_are_integers_times_scales(self):
     v2 = {"quant_method": "gptq", "checkpoint_format": "gptq_v2"}
+    planar = {"method": "gptq", "format": "gptq_p"}
     wide = {"w.scales": SCALES.T.astype(BF16)}
     bf16 = np.repeat(SCALES.astype(BF16).astype(float), GROUP, 1)
     packed = "compressed-tensors"
@@ -78,6 +82,7 @@ class FilesTest(files.CheckpointTestCase):
       ("AWQ", AWQ, {}, "awq", "int4_128", NUMBERS),
       ("packed", PACKED, {}, packed, "int4_128", NUMBERS),
       ("zeros", ASYMMETRIC_GPTQ, {}, "gptq", "uint4_128", ASYMMETRIC),
+      ("planar", GPTQ_V2, planar, "gptq", "int4_128", NUMBERS),
       ("v2 zeros", ASYMMETRIC_V2, v2, "gptq", "uint4_128", ASYMMETRIC),
       ("AWQ zeros", ASYMMETRIC_AWQ, {}, "awq", "uint4_128", ASYMMETRIC),
       ("packed zeros", ASYMMETRIC_PACKED, {}, packed, "uint4_128", ASYMMETRIC),
