@@ -35,7 +35,7 @@ _CONFIGS: Final = (
     QUANTIZATION,
     (
       *("quant_method", "quant_algo", "format", "checkpoint_format"),
-      "expert_dtype",
+      *("bits", "expert_dtype"),
     ),
   ),
   (CONFIG, _MLX, ("mode", "bits", "group_size")),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from typing import Any, Final
 
 import jax.numpy as jnp
@@ -357,6 +358,11 @@ def _recognize(
     along_n = "awq" in contents.config
   if scale is None or along_n != (layout == "awq"):
     return None
+  bits = re.search(r"\bbits (\d+)", contents.config)
+  if zeros is None and order is None and bits and bits[1] != "4":
+    # Without them, words of 4 bits may have these shapes too.
+    rule = f"its integers must have 4 bits, got {bits[1]} in the configuration"
+    raise stored.fault(words, f"{rule}; {_REMEDY}")
   n, k = word_shape(*(entries.WHO, words, scale, zeros, order), is_awq=along_n)
   across = dataclasses.replace(scale, shape=scale.shape[::-1])
   is_v2 = any(x in contents.config for x in _V2_FORMATS)

@@ -150,6 +150,11 @@ class FilesTest(files.CheckpointTestCase):
       with self.subTest(rule, part=part), self.assertRaisesRegex(ERROR, rule):
         self.load({**given, **part})
     with self.assertRaisesRegex(
+      ERROR, "must have 4 bits, got 8 in .* quantize"
+    ):
+      bare = {name: GPTQ[name] for name in ("w.qweight", "w.scales")}
+      self.load(bare, config={"quantization_config": {"bits": 8}})
+    with self.assertRaisesRegex(
       ERROR,
       r"'w.weight_packed': .*weight_zero_point must be int32\[3, 2\], or int8"
       r" .*, got int32\[2, 3\]",

@@ -33,7 +33,7 @@ from jaxplugin.core import formats
 # module, nothing, or fused experts of vLLM ("w13_qweight").
 _VALUES: Final = re.compile(
   r"((?:.*\.)?)weight|((?:.*[._])?)(?:weight_packed|qweight)"
-  r"|(.*\.)(?:q_weight|W_q|codes|Qidxs|trellis)"
+  r"|(.*\.)(?:q_weight|W_q|codes|Qidxs|trellis|B|_data)"
 )
 # Ends of names of block scales, and of the values that they may have.
 _VALUES_OF: Final = {
@@ -57,7 +57,7 @@ _INTEGERS: Final = tuple(
 )
 _SIGN: Final = re.compile(
   r"scale|absmax|quant_map|quant_state|\bSCB\b|zero_?point|zeros|g_idx|codebook"
-  r"|comfy_quant|\bs[uv]h\b|\bmeta\b|\bbiases\b",
+  r"|comfy_quant|\bs[uv]h\b|\bmeta\b|\bbiases\b|^s$",
 )
 # Quantizations: a pattern of the values' name, a pattern of the other parts'
 # names, and a description. The first that matches is used.
@@ -71,6 +71,8 @@ _FAMILIES: Final = tuple(
     (r"\.codes$", r"codebook", "codes of AQLM"),
     (r"\.Qidxs$", r"", "codes of QuIP#"),
     (r"\.trellis$", r"", "codes of EXL3"),
+    (r"\.B$", r"", "integers of Marlin"),
+    (r"\._data$", r"", "integers of quanto"),
   )
 )
 

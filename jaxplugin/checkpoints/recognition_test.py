@@ -562,6 +562,8 @@ UNSUPPORTED = (
   ("HQQ", ("w.W_q", np.zeros((8, K), np.uint8)), ("w.scale", ROW)),
   ("AQLM", ("w.codes", np.zeros((8, 8, 1), np.int8)), ("w.codebooks", ROW)),
   ("EXL3", ("w.trellis", INT32.astype(np.int16)), ("w.suh", ROW)),
+  ("Marlin", ("w.B", INT32), ("w.s", ROW)),
+  ("quanto", ("w.weight._data", INT8), ("w.weight._scale", ROW)),
 )  # fmt: skip
 
 
