@@ -213,6 +213,7 @@ def triton_source(
   """Returns the digest of Triton kernels and the versions of their compilers.
 
   Args:
+    target: the target. Only GPUs have Triton kernels.
     *folders: folders of `kernels/` besides the two that all operations use, for
       example "gpu/ragged".
   """
@@ -262,7 +263,6 @@ VARIABLE: Final = "JAXPLUGIN_TUNING"
 OFF: Final = "off"
 
 OVERLAY: Final = "overlay"
-_USER: Final = "user's table"  # start of the other tables' names
 _MAX_FILES: Final = 100  # in a folder
 # Largest distance in buckets. At four times the size something else, for
 # example bandwidth, limits the speed.
@@ -423,11 +423,13 @@ def standing() -> Stack:
   setting = os.environ.get(VARIABLE)
   if setting == OFF:
     return Stack()
-  path = pathlib.Path(setting or user_folder())
-  found = _read_all(path, is_wanted=bool(setting))
-  for trouble in found.troubles:
+  folder = user_folder()
+  user = _read_all(
+    pathlib.Path(setting or folder), "user's table", is_wanted=bool(setting)
+  )
+  for trouble in user.troubles:
     warnings.warn(trouble, records.TableWarning, stacklevel=2)
-  return found
+  return user
 
 
 def user_folder() -> pathlib.Path:
@@ -439,30 +441,37 @@ def user_folder() -> pathlib.Path:
   return pathlib.Path(config) / "jaxplugin" / "tuning"
 
 
-def _read_all(path: pathlib.Path, *, is_wanted: bool) -> Stack:
-  """Reads a file or a folder's files; a missing wanted path is a trouble."""
+def _read_all(path: pathlib.Path, kind: str, *, is_wanted: bool) -> Stack:
+  """Reads the tables of a file, or of a folder's files sorted by name.
+
+  Args:
+    path: a file or a folder.
+    kind: start of the tables' names.
+    is_wanted: whether a missing path is a trouble.
+  """
   try:
     paths = _files(path)
   except OSError as error:
     if isinstance(error, FileNotFoundError) and not is_wanted:
       return Stack()
-    trouble = f"{_USER} {path}: it cannot be read: {error.strerror or error}"
+    trouble = f"{kind} {path}: it cannot be read: {error.strerror or error}"
     return Stack(troubles=(f"{trouble}; it is not used",))
+  tables, troubles = [], []
   if len(paths) > _MAX_FILES:
-    trouble = (
-      f"{_USER}s of {path}: a folder must have at most {_MAX_FILES}, got"
+    troubles.append(
+      f"{kind}s of {path}: a folder must have at most {_MAX_FILES}, got"
       f" {len(paths)}; none is used"
     )
-    return Stack(troubles=(trouble,))
-  tables, troubles = [], []
+    paths = []
   for file in paths:
     try:
       table = reading.read(file)
     except records.TableError as error:
       text = str(error).removeprefix("table ")
-      troubles.append(f"{_USER} {text}; it is not used")
+      troubles.append(f"{kind} {text}; it is not used")
     else:
-      tables.append(Named(name=f"{_USER} {file}", table=table))
+      label = file if kind.startswith("user") else file.name
+      tables.append(Named(name=f"{kind} {label}", table=table))
   return Stack(tables=tuple(tables), troubles=tuple(troubles))
 
 
@@ -515,7 +524,7 @@ def ask(
   for named, reason in refused:
     if _concerns(named, target):
       notes.append(f"{named.name} is not used: {reason}")
-      if named.name != OVERLAY:
+      if named.table.header.device == device_of(target):
         _warn_once(notes[-1])
   return tuple(measured), tuple(notes)
 
@@ -589,6 +598,8 @@ def proposals(
   """Returns a table's proposals for a problem, the best first.
 
   Args:
+    table: a table that matches the operation and the target.
+    problem: the problem's fields.
     origin: name of the table in decisions.
   """
   return [

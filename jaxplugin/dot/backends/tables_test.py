@@ -289,6 +289,11 @@ class MisfitTest(absltest.TestCase):
     for made, target in ((both(), H200), (of_cudnn(), b200("9.13"))):
       self.assertEqual(resolution.misfit(made, backends.OPERATION, target), "")
 
+  def test_a_named_table_of_older_kernels_is_warned_of(self):
+    resolution._warn_once.cache_clear()
+    with self.assertWarnsRegex(records.TableWarning, "overlay is not used"):
+      choose(with_source(kernels="0" * 64))
+
   def test_a_table_of_something_else_is_refused_with_the_reason(self):
     for misfit in MISFITS:
       self.check(*misfit)
