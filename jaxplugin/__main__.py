@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     for heading, commands in _GROUPS.items()
   ]
-  parser = argparse.ArgumentParser(
+  parser = arguments.Parser(
     prog=arguments.PROGRAM,
     usage="%(prog)s COMMAND ...",
     description="Block-scaled matrix multiplication for JAX. `jaxplugin"
@@ -71,9 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     epilog="\n\n".join([*epilog, _EXAMPLES]),
     formatter_class=arguments.HelpFormatter,
   )
-  version = fingerprints.version("jaxplugin") or "not installed"
   parser.add_argument(
-    "--version", action="version", version=f"{arguments.PROGRAM} {version}"
+    "--version", action="store_true", help="print the version, and exit"
   )
   parsers = parser.add_subparsers(
     dest="command", prog=arguments.PROGRAM, help=argparse.SUPPRESS
@@ -94,10 +93,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(stream, io.TextIOWrapper):
       # A name of a tensor may have letters that the terminal does not have.
       stream.reconfigure(errors="backslashreplace")
+  status = 0
+  with _interruptible() as interrupted:
+    try:
+      status = _run(argv)
+      sys.stdout.flush()
+    except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
+      _discard_output()
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
+      # Ctrl-C also ends child processes, and XLA reports the end of ptxas.
+      if interrupted.is_set():
+        return _INTERRUPTED
+      # On one line, which editors and scripts read.
+      print(f"error: {_message(error)}", file=sys.stderr)
+      try:
+        sys.stdout.flush()
+      except OSError:  # Python would try again, and exit with another status
+        _discard_output()
+      return _BAD_ARGUMENTS
+    except KeyboardInterrupt:
+      return _INTERRUPTED
+  return status
+
+
+def _discard_output() -> None:
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(argv: Sequence[str] | None) -> int:
   parser = _parser()
   args, unknown = parser.parse_known_args(argv)
   if unknown:  # `parse_args` would print the usage of the whole program
     args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+  if args.version:
+    version = fingerprints.version("jaxplugin") or "not installed"
+    print(f"{arguments.PROGRAM} {version}")
+    return 0
   if args.command is None:
     parser.print_help()
     return 0
@@ -106,23 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Without it JAX logs a traceback where its CUDA plugin, but not cuDNN, is
     # installed. Other commands decide for devices that need not be there.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-  status = 0
-  with _interruptible() as interrupted:
-    try:
-      status = command.run(args)
-      sys.stdout.flush()
-    except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
-      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, TypeError, RuntimeError, OSError) as error:
-      # Ctrl-C also ends child processes, and XLA reports the end of ptxas.
-      if interrupted.is_set():
-        return _INTERRUPTED
-      # On one line, which editors and scripts read.
-      print(f"error: {_message(error)}", file=sys.stderr)
-      return _BAD_ARGUMENTS
-    except KeyboardInterrupt:
-      return _INTERRUPTED
-  return status
+  return command.run(args)
 
 
 @contextlib.contextmanager

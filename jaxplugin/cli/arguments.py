@@ -57,6 +57,13 @@ class HelpFormatter(argparse.HelpFormatter):
     )
 
 
+class Parser(argparse.ArgumentParser):
+  """Raises OSError if help cannot be printed, which argparse ignores."""
+
+  def print_help(self, file: Any = None) -> None:
+    print(self.format_help(), end="", file=file, flush=True)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
   """One command.

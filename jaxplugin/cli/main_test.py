@@ -3,7 +3,6 @@
 """The command line: its help, version, statuses, `info` and width of lines."""
 
 import contextlib
-import errno
 import importlib
 import io
 import json
@@ -169,10 +168,22 @@ class MainTest(command_lines.CommandLineTestCase):
     self.assertEqual(status, 130)
     self.assertIn("Press Ctrl-C again to stop at once", err)
 
-  def test_full_disk_is_an_error_without_its_number(self):
-    error = OSError(errno.ENOSPC, "No space left on device")
-    with mock.patch.object(information, "information", side_effect=error):
-      self.check_error(["info"], "^error: No space left on device$")
+  def test_output_that_cannot_be_written_is_an_error(self):
+    """Writes fail at once, or when the stream's buffer is flushed."""
+    lines = ((), ("--help",), ("bench", "--help"), ("--version",), ("info",))
+    for line in lines:
+      for is_buffered in (False, True):
+        with self.subTest(line=line, is_buffered=is_buffered):
+          full = open("/dev/full", "w", buffering=1 << 16)
+          full.reconfigure(write_through=not is_buffered)
+          err = io.StringIO()
+          with (
+            mock.patch.object(sys, "stdout", full),
+            mock.patch.object(sys, "stderr", err),
+          ):
+            self.assertEqual(main.main(line), 2)
+          self.assertEqual(err.getvalue(), "error: No space left on device\n")
+          full.close()  # what Python does at its end
 
   def test_letters_that_the_terminal_does_not_have_are_escaped(self):
     name = "\u00e4\u2603.weight"
