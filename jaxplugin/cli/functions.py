@@ -28,9 +28,9 @@ _ARGUMENT: Final = re.compile(r"([a-z]\w*)\[(\d+(?:,\d+)*)?\]")
 _SHORT: Final = {
   "pred": "bool",
   "bf16": "bfloat16",
-  **{f"f{bits}": f"float{bits}" for bits in (16, 32)},
-  **{f"s{bits}": f"int{bits}" for bits in (8, 16, 32)},
-  **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32)},
+  **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
+  **{f"s{bits}": f"int{bits}" for bits in (2, 4, 8, 16, 32, 64)},
+  **{f"u{bits}": f"uint{bits}" for bits in (2, 4, 8, 16, 32, 64)},
 }
 # Folders of installed packages, and of this one.
 _LIBRARIES: Final = (
@@ -133,8 +133,18 @@ def argument(text: str) -> Any:
       raise TypeError
     shape = tuple(map(int, match[2].split(","))) if match[2] else ()
     if name not in names:
-      dtype = _SHORT_FLOAT.sub(r"float\1_\2", _SHORT.get(name, name))
-      return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+      long = _SHORT_FLOAT.sub(r"float\1_\2", _SHORT.get(name, name))
+      dtype = jnp.dtype(long)
+      # NumPy has other names and dtypes: its "f4" is f32.
+      if dtype.name != long or not hasattr(jnp, long):
+        raise TypeError
+      known = jax.dtypes.canonicalize_dtype(dtype)
+      if known != dtype:
+        raise argparse.ArgumentTypeError(
+          f"{text!r} must have a dtype that JAX enables, got {dtype} without"
+          f" JAX_ENABLE_X64. Set JAX_ENABLE_X64=1, or pass {known}"
+        )
+      return jax.ShapeDtypeStruct(shape, dtype)
   except TypeError:
     raise argparse.ArgumentTypeError(
       f"{text!r} must be an array; write it as bfloat16[16,4096], or with a"

@@ -18,6 +18,9 @@ import jaxplugin as jp
 from jaxplugin.cli import functions
 from jaxplugin.core import formats
 
+# Of dtypes that JAX does not have, or names differently.
+NUMPY_NAMES = ("f4", "i4", "float", "int", "half", "object", "longdouble")
+
 
 class ArgumentTest(parameterized.TestCase):
   @parameterized.parameters(
@@ -25,6 +28,7 @@ class ArgumentTest(parameterized.TestCase):
     ("f32[]", (), jnp.float32),
     ("s32[7]", (7,), jnp.int32),
     ("f8e4m3fn[2,3]", (2, 3), jnp.float8_e4m3fn),
+    ("u4[2]", (2,), jnp.uint4),
   )
   def test_arrays(self, text, shape, dtype):
     spec = functions.argument(text)
@@ -45,6 +49,10 @@ class ArgumentTest(parameterized.TestCase):
     ("float32", "write it as bfloat16.16,4096., or with a format"),
     ("float32[3,]", "write it as"),
     ("float32[-3]", "write it as"),
+    *((f"{name}[2]", "write it as") for name in NUMPY_NAMES),
+    ("float64[2]", "got float64 without JAX_ENABLE_X64. .* or pass float32"),
+    ("s64[2]", "got int64 without JAX_ENABLE_X64. .* or pass int32"),
+    ("complex128[2]", "got complex128 without .* or pass complex64"),
     ("nvfp4[8,60]", "multiple of 16.*60"),
   )
   def test_what_is_none_is_refused(self, text, pattern):
