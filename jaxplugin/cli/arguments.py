@@ -135,7 +135,7 @@ def gpu_names(*platforms: str) -> list[str]:
   """Names of the GPUs of these platforms."""
   return [
     name
-    for name in targets.TARGET_NAMES
+    for name in targets.KNOWN_NAMES
     if targets.named_target(name).platform in platforms
   ]
 
@@ -145,7 +145,7 @@ def add_target(command: argparse.ArgumentParser) -> None:
   command.add_argument(
     "--target",
     metavar="NAME",
-    help=f"a device by name ({', '.join(targets.TARGET_NAMES)}); cpu is"
+    help=f"a device by name ({', '.join(targets.KNOWN_NAMES)}); cpu is"
     " a CPU without C++ kernels; default: the local device",
   )
   add_options(command, "VERSION", WITH_TARGET_CUDNN)

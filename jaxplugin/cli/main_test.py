@@ -101,6 +101,9 @@ class MainTest(command_lines.CommandLineTestCase):
     self.assertIn(f"examples:\n  jaxplugin {name}", out)
     self.assertIn("Exit status: 0 if it succeeds, ", out)
     self.assertEqual(" 1 if " in out, bool(main.COMMANDS[name].failure))
+    if "--target" in out:
+      for gpu in ("h20", "b300", "gb200", "gb300"):
+        self.assertRegex(out, rf"\b{gpu}\b")
 
   def test_interrupted_command_exits_with_130(self):
     with mock.patch.object(
@@ -174,16 +177,15 @@ class MainTest(command_lines.CommandLineTestCase):
     for line in lines:
       for is_buffered in (False, True):
         with self.subTest(line=line, is_buffered=is_buffered):
-          full = open("/dev/full", "w", buffering=1 << 16)
-          full.reconfigure(write_through=not is_buffered)
           err = io.StringIO()
           with (
+            open("/dev/full", "w", buffering=1 << 16) as full,
             mock.patch.object(sys, "stdout", full),
             mock.patch.object(sys, "stderr", err),
           ):
+            full.reconfigure(write_through=not is_buffered)
             self.assertEqual(main.main(line), 2)
           self.assertEqual(err.getvalue(), "error: No space left on device\n")
-          full.close()  # what Python does at its end
 
   def test_letters_that_the_terminal_does_not_have_are_escaped(self):
     name = "\u00e4\u2603.weight"

@@ -211,6 +211,7 @@ _NAMED: Final = {
 }
 TARGET_NAMES: Final = tuple(_NAMED)
 _OTHER_NAMES: Final = {name: _NAMED[gpu] for name, gpu in _GRACE_GPUS.items()}
+KNOWN_NAMES: Final = (*TARGET_NAMES, *_OTHER_NAMES)  # of `named_target`
 _BANDWIDTHS: Final = {
   kind: _NAMED[name].memory_bandwidth for name, kind in DEVICE_KINDS.items()
 }
@@ -251,11 +252,11 @@ def named_target(
   if not isinstance(name, str):
     raise TypeError(
       "named_target: name must be a string, got"
-      f" {error_context.shown(name)}; pass one of {', '.join(TARGET_NAMES)}"
+      f" {error_context.shown(name)}; pass one of {', '.join(KNOWN_NAMES)}"
     )
   target = (_NAMED | _OTHER_NAMES).get(name.lower())
   if target is None:
-    known = ", ".join((*TARGET_NAMES, *_OTHER_NAMES))
+    known = ", ".join(KNOWN_NAMES)
     raise ValueError(
       f"named_target: name must be one of {known}, got"
       f" {error_context.shown(name)}; pass a GPU of the same architecture, or"

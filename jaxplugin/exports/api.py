@@ -202,7 +202,7 @@ def _validate_platforms(platforms: Any) -> None:
       remedy = f"; write it as {name!r}"
     elif name in _GPU_WORDS:
       remedy = "; of GPUs, cuda is NVIDIA's and rocm AMD's"
-    elif name in targets.TARGET_NAMES:
+    elif name in targets.KNOWN_NAMES:
       remedy = f"; a device is target=jp.named_target({name!r})"
     raise ValueError(
       f"export: platforms must be of {', '.join(PLATFORMS)}, got"

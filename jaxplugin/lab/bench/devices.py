@@ -124,7 +124,7 @@ def gpu_cache_bytes(target: targets.Target) -> tuple[int, str]:
   if target.l2_bytes is not None:
     return target.l2_bytes, "the target"
   words = target.name.lower().replace("-", " ").split()
-  for name in targets.TARGET_NAMES:
+  for name in targets.KNOWN_NAMES:
     known = targets.named_target(name)
     if name in words and known.l2_bytes is not None:
       return known.l2_bytes, f"the data sheet of {name}"

@@ -30,6 +30,7 @@ class CacheTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ("NVIDIA H200", 50 << 20, "the data sheet of h200"),
+    ("NVIDIA GB200", 126 << 20, "the data sheet of gb200"),
     ("NVIDIA H100 80GB HBM3", 50 << 20, "the data sheet of h100"),
     ("NVIDIA A100-SXM4-80GB", 40 << 20, "the data sheet of a100"),
     ("NVIDIA X1", 256 << 20, "assumed"),

@@ -114,7 +114,7 @@ def _add_where(where: argparse._ActionsContainer) -> None:
     "NAME",
     {
       "--target": "with --dry-run: a device that need not be attached"
-      f" ({', '.join(targets.TARGET_NAMES)})"
+      f" ({', '.join(targets.KNOWN_NAMES)})"
     },
   )
   arguments.add_options(where, "VERSION", arguments.WITH_TARGET_CUDNN)
