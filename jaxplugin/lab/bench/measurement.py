@@ -452,9 +452,9 @@ def measure_rows(
       else:
         done = measuring.measure(row, pair)
         longest = max(longest, done.seconds)
-        rows = (*found.without(done), done)
+        rows = [row for row in found.rows if row.key != done.key]
         found = dataclasses.replace(
-          found, rows=rows, ceilings=measuring.ceilings
+          found, rows=(*rows, done), ceilings=measuring.ceilings
         )
         found = results.with_fractions(found)
       line.advance()

@@ -213,8 +213,9 @@ class RowsTest(absltest.TestCase):
     earlier = self.measured("1x32x32,1x64x64", bench_results.run())
     faster = dataclasses.replace(earlier.ceilings, read=400e9)
     earlier = dataclasses.replace(earlier, ceilings=faster)
-    joined = results.joined(earlier, bench_results.run())
-    found = self.measured("1x64x64,1x96x96", joined)
+    run = bench_results.run(ceilings=faster)
+    run = self.measured("1x64x64,1x96x96", run)
+    found = results.joined(earlier, run)
     names = [row.row for row in found.rows]
     self.assertEqual(names, ["1x32x32", "1x64x64", "1x96x96"])
     # Each row doubles the ceiling.

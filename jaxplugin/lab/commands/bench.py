@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 import time
@@ -249,17 +250,19 @@ def _measure(args: argparse.Namespace, path: str | None) -> results.BenchRun:
   with jax.default_device(device.device):
     with progress.shown("measuring the limits of this machine", prints=True):
       ceilings = roofline.measure(device, sizes)
-    found = results.BenchRun(
+    run = results.BenchRun(
       command=tuple(sys.argv[1:]),
       environment=devices.environment(device),
       ceilings=ceilings,
     )
-    if earlier is not None:
-      found = results.joined(earlier, found)
-    measured = measurement.measure_rows(found, work, device, options, deadline)
+    found = run if earlier is None else results.joined(earlier, run)
+    run = dataclasses.replace(run, ceilings=found.ceilings)
+    measured = measurement.measure_rows(run, work, device, options, deadline)
     try:
       for found in measured:
-        if path is not None:
+        if path is not None and args.append:
+          found = results.append(found, path)
+        elif path is not None:
           results.write(found, path)
     except KeyboardInterrupt:
       _print(found, args)

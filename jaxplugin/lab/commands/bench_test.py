@@ -268,17 +268,36 @@ class RunTest(BenchTestCase):
     self.assertIn("left out, no time: 2x32x64 mxfp8, 4x32x64 mxfp8", out)
     self.assertEqual(run.left_out, ("2x32x64 mxfp8", "4x32x64 mxfp8"))
 
-  def test_interrupted_run_prints_the_rows_that_were_measured(self):
-    row = bench_results.row(bench_results.variant("cpu", 2, is_chosen=True))
-    ceilings = bench_results.run(row).ceilings
+  def measure_two_rows(self, measure, *options):
+    ceilings = bench_results.CEILINGS
     patch = absltest.mock.patch.object
     with (
       patch(roofline, "measure", return_value=ceilings),
+      patch(devices, "environment", return_value=bench_results.ENVIRONMENT),
       patch(measurement, "RowMeasurement") as measuring,
     ):
-      measuring.return_value.measure.side_effect = [row, KeyboardInterrupt]
+      measuring.return_value.measure.side_effect = measure
       measuring.return_value.ceilings = ceilings
-      status, out, err, run = self.measure("2x32x64,4x32x64", "mxfp8")
+      return self.measure("2x32x64,4x32x64", "mxfp8", *options)
+
+  def test_appending_keeps_rows_that_another_run_appends_meanwhile(self):
+    path = self.directory / "r.json"
+
+    def measure(row, pair):
+      other = bench_results.row(row=f"another {row}")
+      results.append(bench_results.run(other), path)
+      return bench_results.row(row=str(row))
+
+    status, out, _, run = self.measure_two_rows(measure, "--append")
+    names = ["another 2x32x64", "2x32x64", "another 4x32x64", "4x32x64"]
+    self.assertEqual(sorted(row.row for row in run.rows), sorted(names))
+    self.assertEqual(status, 0)
+    for name in names:
+      self.assertIn(name, out)
+
+  def test_interrupted_run_prints_the_rows_that_were_measured(self):
+    row = bench_results.row(bench_results.variant("cpu", 2, is_chosen=True))
+    status, out, err, run = self.measure_two_rows([row, KeyboardInterrupt])
     self.assertEqual([one.row for one in run.rows], ["1x4096x4096"])
     self.assertEqual(status, 130)
     self.assertIn("1x4096x4096", out)

@@ -6,33 +6,31 @@ The tuner writes the table, and programs read it. Later runs of the tuner do not
 try the candidates that failed, unless the sources of their kernels have
 changed.
 
-A process that merges holds a system lock on a file next to the table. The
-system releases the lock when the process ends.
+A process that merges holds the table's lock (`file_locks`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
-import fcntl
 import hashlib
 import json
 import os
 import pathlib
 import re
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final
 
 from jaxplugin.core import atomic_files, strict_json, targets
+from jaxplugin.lab import file_locks
 from jaxplugin.lab.bench import devices
 from jaxplugin.lab.tuning.operations import operation as operation_lib
 from jaxplugin.runtime import fingerprints
 from jaxplugin.tables import reading, records, resolution
 
-LOCK_SECONDS: Final = 60.0  # a merge takes milliseconds
-_POLL_SECONDS: Final = 0.01
+FAILURES_NAME: Final = "denied.jsonl"  # in the folder of the table
+_MAX_BYTES: Final = 4 << 20
+_MAX_REASON: Final = 500
 
 
 def file_name(header: records.Header) -> str:
@@ -45,12 +43,7 @@ def file_name(header: records.Header) -> str:
   return f"{known}-{device.core_count}-{header.fingerprint[:8]}.json"
 
 
-def merge(
-  path: pathlib.Path,
-  table: records.Table,
-  *,
-  lock_seconds: float = LOCK_SECONDS,
-) -> records.Table:
+def merge(path: pathlib.Path, table: records.Table) -> records.Table:
   """Adds a table's rows to a file.
 
   Rows for the same problem are replaced. If the process ends before `merge`
@@ -59,7 +52,6 @@ def merge(
   Args:
     path: the file. It and its folder are created if they do not exist.
     table: the rows to add.
-    lock_seconds: how long to wait for other processes that write.
 
   Returns:
     The file's new content.
@@ -72,7 +64,7 @@ def merge(
   path = pathlib.Path(os.path.realpath(path))
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path, lock_seconds):
+    with file_locks.locked(path):
       if path.exists() or path.is_symlink():
         table = _merged(path, reading.read(path), table)
       # This also replaces the unfinished file of a process that ended.
@@ -107,37 +99,6 @@ def difference(old: records.Header, new: records.Header) -> str:
     for name, part in old.identity.items()
     if part != new.identity[name]
   )
-
-
-@contextlib.contextmanager
-def locked(path: pathlib.Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
-  """Holds the file's lock, at most until the process ends.
-
-  The lock's file is not removed. Otherwise two processes could hold two locks.
-  """
-  name = path.with_name(f".{path.name}.lock")
-  descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-  try:
-    end = time.monotonic() + seconds
-    while True:
-      try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        break
-      except BlockingIOError:
-        if time.monotonic() >= end:
-          raise records.TableError(
-            f"table {path}: another process holds its lock, {name}, for more"
-            f" than {seconds:g} s; end that process"
-          ) from None
-        time.sleep(_POLL_SECONDS)
-    yield
-  finally:
-    os.close(descriptor)
-
-
-FAILURES_NAME: Final = "denied.jsonl"  # in the folder of the table
-_MAX_BYTES: Final = 4 << 20
-_MAX_REASON: Final = 500
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
@@ -198,7 +159,7 @@ def add_failures(path: pathlib.Path, failures: Iterable[Failure]) -> None:
     return
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path):
+    with file_locks.locked(path):
       # The last failure of a candidate replaces earlier ones.
       merged = {
         (failure.kernels, failure.problem, failure.candidate): failure

@@ -12,10 +12,12 @@ import resource
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 import pytest
 from absl.testing import absltest
 
+from jaxplugin.lab import file_locks
 from jaxplugin.lab.tuning import store
 from jaxplugin.tables import reading, records
 from jaxplugin.testing.measured import measured_tables, users
@@ -174,14 +176,17 @@ class FaultTest(Folder):
 
   def test_lock_of_others_is_waited_for_and_named(self):
     store.merge(self.path, TABLE)
-    with (self.folder / ".table.json.lock").open() as lock:
-      fcntl.flock(lock, fcntl.LOCK_EX)
-      with self.assertRaisesRegex(
+    with (
+      mock.patch.object(file_locks, "LOCK_SECONDS", 0.05),
+      (self.folder / ".table.json.lock").open() as lock,
+      self.assertRaisesRegex(
         records.TableError,
         "another process holds its lock, .*lock, for more than 0.05 s",
-      ):
-        store.merge(self.path, TABLE, lock_seconds=0.05)
-    store.merge(self.path, TABLE, lock_seconds=0.05)
+      ),
+    ):
+      fcntl.flock(lock, fcntl.LOCK_EX)
+      store.merge(self.path, TABLE)
+    store.merge(self.path, TABLE)
 
 
 class KilledWritersTest(Folder):

@@ -114,7 +114,7 @@ def main(
     _end(pid)
   table = reading.read(folder / _TABLE)
   # Whoever comes next finds the lock free, and leaves nothing behind.
-  store.merge(folder / _TABLE, measured_tables.table(), lock_seconds=1.0)
+  store.merge(folder / _TABLE, measured_tables.table())
   there = {str(row.size("n")) for row in table.rows}
   merged = _lines(folder / _MERGED)
   return {

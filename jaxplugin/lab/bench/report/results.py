@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
 from jaxplugin.core import atomic_files, strict_json
+from jaxplugin.lab import file_locks
 from jaxplugin.lab.bench import roofline, timing
 from jaxplugin.lab.bench.peers import variants
 
@@ -113,6 +114,11 @@ class RowResult:
   ratios: tuple[VariantRatio, ...]  # of ours to every other variant
   seconds: float  # duration of the measurement
 
+  @property
+  def key(self) -> tuple[str, str, str]:
+    """A later measurement with this key replaces an earlier one."""
+    return self.row, self.formats, self.out
+
   def ratios_to(self, ours: VariantResult) -> dict[str, timing.Stats]:
     """Returns the ratio of each other variant to a variant of ours."""
     return {r.other: r.ratio for r in self.ratios if r.ours == ours.name}
@@ -147,12 +153,6 @@ class BenchRun:
   rows: tuple[RowResult, ...] = ()  # those measured so far
   left_out: tuple[str, ...] = ()  # rows that did not fit in the budget
   schema: int = SCHEMA
-
-  def without(self, row: RowResult) -> Iterator[RowResult]:
-    """The rows other than an earlier measurement of `row`."""
-    for one in self.rows:
-      if (one.row, one.formats, one.out) != (row.row, row.formats, row.out):
-        yield one
 
   @property
   def bad(self) -> Iterator[tuple[RowResult, VariantResult]]:
@@ -190,7 +190,7 @@ def with_fractions(run: BenchRun) -> BenchRun:
 
 
 def joined(earlier: BenchRun, run: BenchRun) -> BenchRun:
-  """Returns `run` with the rows of `earlier`, and the higher ceilings.
+  """Returns `run` with the other rows of `earlier`, and the higher ceilings.
 
   Raises:
     ResultError: If another machine or other versions measured `earlier`.
@@ -205,8 +205,10 @@ def joined(earlier: BenchRun, run: BenchRun) -> BenchRun:
   ceilings = run.ceilings
   for name in (*roofline.NAMES, "int8"):
     ceilings = ceilings.raised(name, getattr(earlier.ceilings, name))
+  again = {row.key for row in run.rows}
+  kept = [row for row in earlier.rows if row.key not in again]
   return with_fractions(
-    dataclasses.replace(run, rows=earlier.rows, ceilings=ceilings)
+    dataclasses.replace(run, rows=(*kept, *run.rows), ceilings=ceilings)
   )
 
 
@@ -218,6 +220,23 @@ def write(run: BenchRun, path: str | os.PathLike[str]) -> None:
   """Writes `to_json` to a file, which is replaced atomically."""
   with atomic_files.replacing(pathlib.Path(path)) as file:
     file.write(to_json(run).encode())
+
+
+def append(run: BenchRun, path: str | os.PathLike[str]) -> BenchRun:
+  """Adds a run to the rows of a file, and returns the file's new content.
+
+  Raises:
+    OSError: If the file cannot be read or written, or another process holds
+      its lock for too long.
+    ResultError: See `read` and `joined`.
+  """
+  # All links to the file use one lock.
+  path = pathlib.Path(os.path.realpath(path))
+  with file_locks.locked(path):
+    if path.exists():
+      run = joined(read(path), run)
+    write(run, path)
+  return run
 
 
 def to_json(run: BenchRun) -> str:

@@ -9,9 +9,11 @@ import operator
 import os
 import pathlib
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 
+from jaxplugin.lab import file_locks
 from jaxplugin.lab.bench.report import results
 from jaxplugin.testing import bench_results
 
@@ -126,7 +128,28 @@ class FileTest(parameterized.TestCase):
           self.assertAlmostEqual(found.roof_fraction, expected, places=5)
 
 
-class JoinedTest(absltest.TestCase):
+class AppendTest(absltest.TestCase):
+  def test_two_runs_add_rows_to_one_file(self):
+    variant = bench_results.variant("cpu", 2)
+    first, second, third, again = (
+      bench_results.row(variant, row=row, seconds=seconds)
+      for row, seconds in (("1", 1.0), ("2", 1.0), ("3", 1.0), ("1", 2.0))
+    )
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    path = os.path.join(folder, "r.json")
+    results.append(bench_results.run(first), path)
+    results.append(bench_results.run(second, again), path)
+    found = results.append(bench_results.run(first, third), path)
+    rows = [(row.row, row.seconds) for row in found.rows]
+    self.assertEqual(rows, [("2", 1.0), ("1", 1.0), ("3", 1.0)])
+    self.assertEqual(results.read(path), found)
+    with (
+      mock.patch.object(file_locks, "LOCK_SECONDS", 0.05),
+      file_locks.locked(pathlib.Path(path)),
+      self.assertRaisesRegex(TimeoutError, "another process holds its lock"),
+    ):
+      results.append(bench_results.run(), path)
+
   def test_rows_of_another_machine_are_refused(self):
     for name, value in (("device", "Another"), ("versions", {"jax": "0"})):
       earlier = bench_results.run(
