@@ -99,25 +99,31 @@ def main(argv: Sequence[str] | None = None) -> int:
       status = _run(argv)
       sys.stdout.flush()
     except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
-      _discard_output()
+      _discard_unwritten()
     except (ValueError, TypeError, RuntimeError, OSError) as error:
       # Ctrl-C also ends child processes, and XLA reports the end of ptxas.
       if interrupted.is_set():
         return _INTERRUPTED
       # On one line, which editors and scripts read.
-      print(f"error: {_message(error)}", file=sys.stderr)
-      try:
-        sys.stdout.flush()
-      except OSError:  # Python would try again, and exit with another status
-        _discard_output()
+      with contextlib.suppress(OSError):
+        print(f"error: {_message(error)}", file=sys.stderr)
+      _discard_unwritten()
       return _BAD_ARGUMENTS
     except KeyboardInterrupt:
       return _INTERRUPTED
   return status
 
 
-def _discard_output() -> None:
-  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _discard_unwritten() -> None:
+  """Discards output that cannot be written.
+
+  Otherwise Python tries again at its end, and exits with another status.
+  """
+  for stream in (sys.stdout, sys.stderr):
+    try:
+      stream.flush()
+    except OSError:
+      os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run(argv: Sequence[str] | None) -> int:

@@ -187,6 +187,14 @@ class MainTest(command_lines.CommandLineTestCase):
             self.assertEqual(main.main(line), 2)
           self.assertEqual(err.getvalue(), "error: No space left on device\n")
 
+  def test_error_that_cannot_be_written_keeps_its_status(self):
+    with (
+      open("/dev/full", "w", buffering=1 << 16) as full,
+      mock.patch.object(sys, "stdout", io.StringIO()),
+      mock.patch.object(sys, "stderr", full),
+    ):
+      self.assertEqual(main.main(["explain", "no.mlir"]), 2)
+
   def test_letters_that_the_terminal_does_not_have_are_escaped(self):
     name = "\u00e4\u2603.weight"
     path = str(self.directory / "a.safetensors")

@@ -120,7 +120,11 @@ def show(parts: Iterable[Part], stream: IO[str] | None = None) -> None:
 def _console(stream: IO[str], width: int | None) -> Any:
   from rich import console as rich_console
 
-  return rich_console.Console(
+  class Console(rich_console.Console):
+    def on_broken_pipe(self) -> None:
+      raise  # rich would end the program with status 1
+
+  return Console(
     file=stream,
     width=width,
     force_jupyter=False,

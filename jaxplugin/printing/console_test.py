@@ -80,6 +80,12 @@ class ShowTest(absltest.TestCase):
       self.assertRegex(text, r"name +k  backend\n\S+ +4096  cpu\n")
       self.assertEqual(sorted("".join(text.split()[3:])), sorted("".join(wide)))
 
+  def test_closed_pipe_is_an_error_that_a_caller_handles(self):
+    stream = io.StringIO()
+    stream.flush = mock.Mock(side_effect=BrokenPipeError)
+    with self.assertRaises(BrokenPipeError):
+      console.show([TABLE], stream)
+
   def test_no_columns_are_an_unknown_width(self):
     line = "word " * 30
     text = shown(line, stream=io.StringIO(), COLUMNS="0")
