@@ -186,9 +186,6 @@ class ShardedBlock:
     """Returns the block's output, bf16[batch, sequence, channels]."""
     layout, split = self.layout, self._split
 
-    def split_inside(x: jax.Array, spec: PartitionSpec) -> jax.Array:
-      return x if layout.is_free else split(x, spec)
-
     def linear(x: Any, name: str) -> jax.Array:
       return self.dot_general(x, weights[name], _NUMBERS)
 
@@ -196,7 +193,7 @@ class ShardedBlock:
     shared = self.share(self._norm(x))
     size = self.sizes.head_size
     query, key, value = (
-      split_inside(
+      split(
         linear(shared, name).reshape(*x.shape[:2], -1, size), layout.hidden()
       )
       for name in ("query", "key", "value")
@@ -213,7 +210,7 @@ class ShardedBlock:
     y = self.share(y)
     y = self._activation(linear(y, "gate"), linear(y, "up"))
     if self.out_format is None:
-      y = split_inside(y, layout.hidden())
+      y = split(y, layout.hidden())
     return split(x + linear(y, "down"), layout.tokens())
 
   def _norm(self, x: jax.Array, residual: jax.Array | None = None) -> Any:

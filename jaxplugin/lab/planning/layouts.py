@@ -5,8 +5,7 @@
 "fsdp=128,tp=8,sp" lists the mesh axes in order, each with its size. dp, fsdp
 and ep split the batch. fsdp also splits weights, which are gathered before each
 use. ep also splits experts. tp splits heads and hidden channels, as in
-Megatron. The flag sp splits the sequence over tp between matmuls. The flag
-"free" lets XLA choose the sharding of heads and hidden channels.
+Megatron. The flag sp splits the sequence over tp between matmuls.
 
 Source: M. Shoeybi et al., arXiv:1909.08053; V. Korthikanti et al.,
 arXiv:2205.05198, section 4.2; S. Rajbhandari et al., arXiv:1910.02054.
@@ -22,7 +21,7 @@ from typing import Any, Final
 from jax.sharding import PartitionSpec
 
 AXES: Final = ("dp", "fsdp", "ep", "tp")
-FLAGS: Final = ("sp", "free")
+_SPLITS_SEQUENCE: Final = "sp"
 _AXIS: Final = re.compile(r"([a-z]+)=([1-9]\d*)")
 
 
@@ -33,14 +32,10 @@ class MeshLayout:
   Attributes:
     axes: (name, size) of each axis, in the mesh's order.
     splits_sequence: whether tp also splits the sequence between matmuls.
-    is_free: whether heads and hidden channels have no sharding constraint.
-      Attention's result, the residual stream and rows that are sent to experts
-      always have a constraint.
   """
 
   axes: tuple[tuple[str, int], ...]
   splits_sequence: bool = False
-  is_free: bool = False
 
   @property
   def names(self) -> tuple[str, ...]:
@@ -99,8 +94,7 @@ class MeshLayout:
     return PartitionSpec(*([self._present("ep")] if of_experts else []), *sizes)
 
   def __str__(self) -> str:
-    given = (self.splits_sequence, self.is_free)
-    flags = [flag for flag, is_on in zip(FLAGS, given, strict=True) if is_on]
+    flags = [_SPLITS_SEQUENCE] if self.splits_sequence else []
     return ",".join([f"{name}={size}" for name, size in self.axes] + flags)
 
 
@@ -111,28 +105,22 @@ def parse(text: str) -> MeshLayout:
     ValueError: If the text is not a layout.
   """
   axes: dict[str, int] = {}
-  flags: set[str] = set()
+  splits_sequence = False
   for item in text.lower().replace(" ", "").split(","):
     match = _AXIS.fullmatch(item)
     if match is not None and match[1] in AXES and match[1] not in axes:
       axes[match[1]] = int(match[2])
-    elif item in FLAGS and item not in flags:
-      flags.add(item)
+    elif item == _SPLITS_SEQUENCE and not splits_sequence:
+      splits_sequence = True
     else:
       raise ValueError(
-        f"plan: layout must be sizes of {', '.join(AXES)}, and of the words"
-        f" {', '.join(FLAGS)}, each at most once, as fsdp=128,tp=8,sp; got"
+        f"plan: layout must be sizes of {', '.join(AXES)}, and the word"
+        f" {_SPLITS_SEQUENCE}, each at most once, as fsdp=128,tp=8,sp; got"
         f" {item!r} in {text!r}"
       )
-  if "sp" in flags and "tp" not in axes:
+  if splits_sequence and "tp" not in axes:
     raise ValueError(
       f"plan: sp splits the sequence over tp, and {text!r} has no tp; add"
       " tp=8, or leave sp out"
     )
-  if not axes:
-    raise ValueError(f"plan: layout must name an axis, got {text!r}")
-  return MeshLayout(
-    axes=tuple(axes.items()),
-    splits_sequence="sp" in flags,
-    is_free="free" in flags,
-  )
+  return MeshLayout(axes=tuple(axes.items()), splits_sequence=splits_sequence)

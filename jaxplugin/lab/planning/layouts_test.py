@@ -19,7 +19,7 @@ class ParseTest(parameterized.TestCase):
   @parameterized.parameters(
     ("fsdp=128,tp=8,sp", (128, 8)),
     ("tp=2", (2,)),
-    ("dp=2,fsdp=4,ep=2,tp=8,sp,free", (2, 4, 2, 8)),
+    ("dp=2,fsdp=4,ep=2,tp=8,sp", (2, 4, 2, 8)),
   )
   def test_words_come_back(self, text, shape):
     layout = layouts.parse(text)
@@ -34,7 +34,8 @@ class ParseTest(parameterized.TestCase):
     ("tp=2,tp=4", "got 'tp=4' in 'tp=2,tp=4'"),
     ("tp=2,sp,sp", "got 'sp'"),
     ("fsdp=8,sp", "sp splits the sequence over tp.*add tp=8"),
-    ("free", "must name an axis, got 'free'"),
+    ("sp", "sp splits the sequence over tp.*add tp=8"),
+    ("free", "got 'free'"),
   )
   def test_other_words_are_refused(self, text, message):
     with self.assertRaisesRegex(ValueError, message):
