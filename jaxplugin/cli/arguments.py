@@ -22,13 +22,6 @@ FILE_HELP: Final = (
   "a module: StableHLO text, HLO text, MLIR bytecode or a StableHLO portable"
   " artifact; - reads standard input"
 )
-
-
-WITH_TARGET_CUDNN: Final = {
-  "--cudnn": "the cuDNN version to assume with --target, e.g. 9.13"
-}
-
-
 _LARGEST_SIZE: Final = 2**63 - 1  # XLA's
 _LONG: Final = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
@@ -148,7 +141,7 @@ def add_target(command: argparse.ArgumentParser) -> None:
     help=f"a device by name ({', '.join(targets.KNOWN_NAMES)}); cpu is"
     " a CPU without C++ kernels; default: the local device",
   )
-  add_options(command, "VERSION", WITH_TARGET_CUDNN)
+  add_cudnn(command)
   add_ptxas(command)
   command.add_argument(
     "--implementation",
@@ -157,17 +150,6 @@ def add_target(command: argparse.ArgumentParser) -> None:
     help=f"the backend of all dots: {', '.join(backends.NAMES)}, or one of"
     " another package (`info` lists them); default: chosen for each dot",
   )
-
-
-def add_options(
-  command: argparse._ActionsContainer,
-  metavar: str,
-  helps: Mapping[str, str],
-  **options: Any,
-) -> None:
-  """Adds arguments of one kind; `helps` has a text for each name."""
-  for name, text in helps.items():
-    command.add_argument(name, metavar=metavar, help=text, **options)
 
 
 def add_switches(
@@ -183,7 +165,7 @@ def add_gpu(
 ) -> None:
   """Adds the required --target, a GPU of these platforms."""
   text = f"{kind} by name ({', '.join(gpu_names(*platforms))})"
-  add_options(command, "NAME", {"--target": text}, required=True)
+  command.add_argument("--target", metavar="NAME", required=True, help=text)
 
 
 def add_output(
@@ -193,15 +175,22 @@ def add_output(
   command.add_argument("-o", "--output", metavar=metavar, help=text)
 
 
+def add_cudnn(command: argparse._ActionsContainer) -> None:
+  """Adds the cuDNN version of a device by name."""
+  command.add_argument(
+    "--cudnn",
+    metavar="VERSION",
+    help="the cuDNN version to assume with --target, e.g. 9.13",
+  )
+
+
 def add_ptxas(command: argparse._ActionsContainer) -> None:
   """Adds the ptxas version of a device by name."""
-  add_options(
-    command,
-    "VERSION",
-    {
-      "--ptxas": "the ptxas version to assume with --target, e.g. 13.2;"
-      " default: the oldest that is supported"
-    },
+  command.add_argument(
+    "--ptxas",
+    metavar="VERSION",
+    help="the ptxas version to assume with --target, e.g. 13.2;"
+    " default: the oldest that is supported",
   )
 
 

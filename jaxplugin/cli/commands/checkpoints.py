@@ -16,21 +16,18 @@ _WRONG: Final = 1
 
 
 def _add_checkpoint_arguments(command: argparse.ArgumentParser) -> None:
-  arguments.add_options(
-    command,
-    "PATH",
-    {
-      "path": "a folder, or a .safetensors, .safetensors.index.json or .gguf"
-      " file"
-    },
+  command.add_argument(
+    "path",
+    metavar="PATH",
+    help="a folder, or a .safetensors, .safetensors.index.json or .gguf file",
   )
-  arguments.add_options(
-    command,
-    "GLOB",
-    {"--skip": "leave these tensors out"},
+  command.add_argument(
+    "--skip",
+    metavar="GLOB",
     action="extend",
     nargs="+",
     default=[],
+    help="leave these tensors out",
   )
   command.add_argument(
     "--check",
@@ -84,8 +81,8 @@ CHECKPOINT: Final = arguments.Command(
 def _add_quantize_arguments(command: argparse.ArgumentParser) -> None:
   source = "a folder, or a .safetensors or .safetensors.index.json file"
   target = "the output path: a folder if IN is a folder, otherwise a file"
-  arguments.add_options(command, "IN", {"source": source})
-  arguments.add_options(command, "OUT", {"target": target})
+  command.add_argument("source", metavar="IN", help=source)
+  command.add_argument("target", metavar="OUT", help=target)
   command.add_argument(
     "--format",
     default="nvfp4",
@@ -104,22 +101,25 @@ def _add_quantize_arguments(command: argparse.ArgumentParser) -> None:
     " requires mxfp4",
   )
   globs = {"action": "extend", "nargs": "+"}
-  arguments.add_options(
-    command,
-    "GLOB",
-    {"--include": "quantize these tensors and no others"},
+  command.add_argument(
+    "--include",
+    metavar="GLOB",
     **globs,
+    help="quantize these tensors and no others",
   )
-  arguments.add_options(
-    command,
-    "GLOB",
-    {
-      "--exclude": "do not quantize these tensors",
-      "--transposed": "experts whose shape is [E, k, n]; gpt_oss and llama4"
-      " need no GLOB",
-    },
+  command.add_argument(
+    "--exclude",
+    metavar="GLOB",
     default=[],
     **globs,
+    help="do not quantize these tensors",
+  )
+  command.add_argument(
+    "--transposed",
+    metavar="GLOB",
+    default=[],
+    **globs,
+    help="experts whose shape is [E, k, n]; gpt_oss and llama4 need no GLOB",
   )
   arguments.add_switches(
     command,

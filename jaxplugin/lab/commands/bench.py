@@ -44,18 +44,24 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     choices=devices.PLATFORMS,
     help="default: JAX's device",
   )
-  arguments.add_options(
-    what,
-    "LIST",
-    {
-      "--shapes": "names of sets, sizes MxNxK, decoder:LAYERSxCHANNELSxHIDDEN,"
-      " training:TOKENSxCHANNELSxHIDDEN, experts:TOKENSxTOPofEXPERTSxNxK,"
-      " quantize:MxK, dequantize:MxK; default: the platform's table",
-      "--m": "rows of each dot and decoder, in place of the set's",
-      "--formats": "formats, or pairs of them as bf16xnvfp4, mxfp8xmxfp4;"
-      f" default: {workloads.FORMATS}, and for few rows of a CPU's table also"
-      f" {workloads.ONE_SIDED}",
-    },
+  what.add_argument(
+    "--shapes",
+    metavar="LIST",
+    help="names of sets, sizes MxNxK, decoder:LAYERSxCHANNELSxHIDDEN,"
+    " training:TOKENSxCHANNELSxHIDDEN, experts:TOKENSxTOPofEXPERTSxNxK,"
+    " quantize:MxK, dequantize:MxK; default: the platform's table",
+  )
+  what.add_argument(
+    "--m",
+    metavar="LIST",
+    help="rows of each dot and decoder, in place of the set's",
+  )
+  what.add_argument(
+    "--formats",
+    metavar="LIST",
+    help="formats, or pairs of them as bf16xnvfp4, mxfp8xmxfp4;"
+    f" default: {workloads.FORMATS}, and for few rows of a CPU's table also"
+    f" {workloads.ONE_SIDED}",
   )
   what.add_argument(
     "--out",
@@ -63,23 +69,19 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     choices=tuple(workloads.PLAIN_DTYPES),
     help="dtype of the results; default: f32 on a CPU, bf16 on a GPU",
   )
-  arguments.add_options(
-    what,
-    "LIST",
-    {
-      "--implementations": "some of"
-      f" {', '.join(backends.NAMES)}, {variants.CHOSEN};"
-      " default: all that support the row, and the chosen one for decoders"
-    },
+  what.add_argument(
+    "--implementations",
+    metavar="LIST",
+    help="some of"
+    f" {', '.join(backends.NAMES)}, {variants.CHOSEN};"
+    " default: all that support the row, and the chosen one for decoders",
   )
-  arguments.add_options(
-    what,
-    "LIST",
-    {
-      "--peers": f"some of {', '.join(_PEERS)}, or none;"
-      f" {', '.join(processes.NAMES)} run in separate processes on a CPU, and"
-      " only if they are named; default: all others"
-    },
+  what.add_argument(
+    "--peers",
+    metavar="LIST",
+    help=f"some of {', '.join(_PEERS)}, or none;"
+    f" {', '.join(processes.NAMES)} run in separate processes on a CPU, and"
+    " only if they are named; default: all others",
   )
   what.add_argument(
     "--isa",
@@ -105,12 +107,10 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help="keep the rows that the file of --json has, if this run does not"
     " measure them again",
   )
-  arguments.add_options(
-    out,
-    "FILE",
-    {
-      "--show": "measure nothing; print the results of a file",
-    },
+  out.add_argument(
+    "--show",
+    metavar="FILE",
+    help="measure nothing; print the results of a file",
   )
   out.add_argument(
     "--compare",
@@ -134,21 +134,23 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
     help="time single calls from Python, or dots inside a larger program;"
     " default: call on a CPU, step on a GPU",
   )
-  arguments.add_options(
-    how,
-    "N",
-    {"--rounds": f"upper limit for a row; default: {_DEFAULT_ROUNDS}"},
+  how.add_argument(
+    "--rounds",
+    metavar="N",
     type=int,
+    help=f"upper limit for a row; default: {_DEFAULT_ROUNDS}",
   )
-  arguments.add_options(
-    how,
-    "S",
-    {
-      "--seconds": f"time of a row in seconds; default: {_DEFAULT_SECONDS:g}",
-      "--budget": "time of all rows in seconds; rows that do not fit are left"
-      " out",
-    },
+  how.add_argument(
+    "--seconds",
+    metavar="S",
     type=float,
+    help=f"time of a row in seconds; default: {_DEFAULT_SECONDS:g}",
+  )
+  how.add_argument(
+    "--budget",
+    metavar="S",
+    type=float,
+    help="time of all rows in seconds; rows that do not fit are left out",
   )
   arguments.add_switches(how, {"--quick": "small shapes and few rounds"})
 

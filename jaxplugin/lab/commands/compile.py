@@ -182,28 +182,26 @@ def _executed(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
-  arguments.add_options(
-    command,
-    "MODULE_OR_FUNCTION",
-    {"source": "package.module:function, or " + arguments.FILE_HELP},
+  command.add_argument(
+    "source",
+    metavar="MODULE_OR_FUNCTION",
+    help="package.module:function, or " + arguments.FILE_HELP,
   )
   arguments.add_gpu(command, "an NVIDIA GPU", "cuda")
-  arguments.add_options(
-    command,
-    "VERSION",
-    {"--cudnn": "the cuDNN version to assume, e.g. 9.13; default: no cuDNN"},
+  command.add_argument(
+    "--cudnn",
+    metavar="VERSION",
+    help="the cuDNN version to assume, e.g. 9.13; default: no cuDNN",
   )
-  arguments.add_options(
-    command,
-    "ARRAY",
-    {
-      "--arg": "an argument of the function, one option each:"
-      " bfloat16[16,4096], or a ScaledArray by its format and logical shape,"
-      " nvfp4[14336,4096]"
-    },
+  command.add_argument(
+    "--arg",
+    metavar="ARRAY",
     action="append",
     default=[],
     type=functions.argument,
+    help="an argument of the function, one option each:"
+    " bfloat16[16,4096], or a ScaledArray by its format and logical shape,"
+    " nvfp4[14336,4096]",
   )
   arguments.add_switches(
     command,

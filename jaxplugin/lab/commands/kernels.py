@@ -197,12 +197,10 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   dots.add_arguments(command, required=True)
   arguments.add_gpu(command, "a GPU", "cuda", "rocm")
   arguments.add_ptxas(command)
-  arguments.add_options(
-    command,
-    "DIRECTORY",
-    {
-      "--write": "output folder for PTX, SASS and cubin (AMD: AMDGCN and hsaco)"
-    },
+  command.add_argument(
+    "--write",
+    metavar="DIRECTORY",
+    help="output folder for PTX, SASS and cubin (AMD: AMDGCN and hsaco)",
   )
   arguments.add_switches(
     command,

@@ -25,10 +25,10 @@ _UNSPLIT: Final = "-"
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
-  arguments.add_options(
-    command,
-    "MODEL_OR_FUNCTION",
-    {"source": "one of the models, or package.module:function"},
+  command.add_argument(
+    "source",
+    metavar="MODEL_OR_FUNCTION",
+    help="one of the models, or package.module:function",
   )
   command.add_argument(
     "--layout",
@@ -53,17 +53,25 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     },
   )
   model = command.add_argument_group("a model")
-  arguments.add_options(
-    model,
-    "N",
-    {
-      "--batch": "sequences on all devices; default: one for each data-parallel"
-      " device and microbatch",
-      "--sequence": f"tokens of each sequence; default: {_DEFAULT_SEQUENCE}",
-      "--microbatches": "compare a loop over N microbatches, which sums over"
-      " devices in each, with jp.training.accumulate",
-    },
+  model.add_argument(
+    "--batch",
+    metavar="N",
     type=arguments.size(1),
+    help="sequences on all devices; default: one for each data-parallel"
+    " device and microbatch",
+  )
+  model.add_argument(
+    "--sequence",
+    metavar="N",
+    type=arguments.size(1),
+    help=f"tokens of each sequence; default: {_DEFAULT_SEQUENCE}",
+  )
+  model.add_argument(
+    "--microbatches",
+    metavar="N",
+    type=arguments.size(1),
+    help="compare a loop over N microbatches, which sums over"
+    " devices in each, with jp.training.accumulate",
   )
   arguments.add_switches(
     model,
@@ -74,36 +82,32 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     },
   )
   function = command.add_argument_group("a function")
-  arguments.add_options(
-    function,
-    "ARRAY",
-    {
-      "--arg": "an argument, and the mesh axes of its dimensions:"
-      " bfloat16[16,4096]@fsdp,- (+ joins axes, - stands for no axis);"
-      " may be repeated"
-    },
+  function.add_argument(
+    "--arg",
+    metavar="ARRAY",
     action="append",
     default=[],
+    help="an argument, and the mesh axes of its dimensions:"
+    " bfloat16[16,4096]@fsdp,- (+ joins axes, - stands for no axis);"
+    " may be repeated",
   )
   arguments.add_switches(
     function,
     {"--gradients": "also compute the gradients with respect to all arguments"},
   )
-  arguments.add_options(
-    command,
-    "NAME",
-    {
-      "--target": "an NVIDIA GPU"
-      f" ({', '.join(arguments.gpu_names('cuda'))}), or cpu for --traffic;"
-      " default: b200"
-    },
+  command.add_argument(
+    "--target",
+    metavar="NAME",
     default="b200",
+    help="an NVIDIA GPU"
+    f" ({', '.join(arguments.gpu_names('cuda'))}), or cpu for --traffic;"
+    " default: b200",
   )
-  arguments.add_options(
-    command,
-    "VERSION",
-    {"--cudnn": "the cuDNN version to assume; default: 9.13"},
+  command.add_argument(
+    "--cudnn",
+    metavar="VERSION",
     default="9.13",
+    help="the cuDNN version to assume; default: 9.13",
   )
   arguments.add_json(command)
 

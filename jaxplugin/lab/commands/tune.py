@@ -39,15 +39,19 @@ _DEFAULTS: Final = machine.TrialOptions()
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
   what = command.add_argument_group("workload")
-  arguments.add_options(
-    what,
-    "LIST",
-    {
-      "--shapes": "sizes MxNxK and names of sets, as bench takes them",
-      "--m": "rows of each dot, in place of the set's",
-      "--formats": "formats, or pairs of them as bf16xnvfp4; default:"
-      f" {workloads.FORMATS}",
-    },
+  what.add_argument(
+    "--shapes",
+    metavar="LIST",
+    help="sizes MxNxK and names of sets, as bench takes them",
+  )
+  what.add_argument(
+    "--m", metavar="LIST", help="rows of each dot, in place of the set's"
+  )
+  what.add_argument(
+    "--formats",
+    metavar="LIST",
+    help="formats, or pairs of them as bf16xnvfp4; default:"
+    f" {workloads.FORMATS}",
   )
   what.add_argument(
     "--out",
@@ -56,29 +60,25 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help="dtype of results, and of arrays to quantize; default: f32 on a CPU,"
     " bf16 on a GPU",
   )
-  arguments.add_options(
-    what,
-    "LIST",
-    {"--operations": f"some of {', '.join(registry.BY_NAME)}; default: all"},
+  what.add_argument(
+    "--operations",
+    metavar="LIST",
+    help=f"some of {', '.join(registry.BY_NAME)}; default: all",
   )
-  arguments.add_options(
-    what,
-    "MODULE_OR_FUNCTION",
-    {
-      "--module": "the block-scaled dots of package.module:function, or of "
-      + arguments.FILE_HELP
-    },
+  what.add_argument(
+    "--module",
+    metavar="MODULE_OR_FUNCTION",
+    help="the block-scaled dots of package.module:function, or of "
+    + arguments.FILE_HELP,
   )
-  arguments.add_options(
-    what,
-    "ARRAY",
-    {
-      "--arg": "an argument of the function: bfloat16[16,4096], or"
-      " nvfp4[14336,4096]; may be repeated"
-    },
+  what.add_argument(
+    "--arg",
+    metavar="ARRAY",
     action="append",
     default=[],
     type=functions.argument,
+    help="an argument of the function: bfloat16[16,4096], or"
+    " nvfp4[14336,4096]; may be repeated",
   )
   arguments.add_strict(what)
   _add_where(command.add_argument_group("device"))
@@ -109,15 +109,13 @@ def _add_where(where: argparse._ActionsContainer) -> None:
     choices=("avx2",),
     help="limit XLA and the CPU kernels to this instruction set",
   )
-  arguments.add_options(
-    where,
-    "NAME",
-    {
-      "--target": "with --dry-run: a device that need not be attached"
-      f" ({', '.join(targets.KNOWN_NAMES)})"
-    },
+  where.add_argument(
+    "--target",
+    metavar="NAME",
+    help="with --dry-run: a device that need not be attached"
+    f" ({', '.join(targets.KNOWN_NAMES)})",
   )
-  arguments.add_options(where, "VERSION", arguments.WITH_TARGET_CUDNN)
+  arguments.add_cudnn(where)
   arguments.add_ptxas(where)
 
 
@@ -131,73 +129,70 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
       " which fail or spill registers",
     },
   )
-  arguments.add_options(
-    how,
-    "LIST",
-    {
-      "--implementations": f"some of {', '.join(backends.NAMES)}; default: all"
-      " that support the problem"
-    },
+  how.add_argument(
+    "--implementations",
+    metavar="LIST",
+    help=f"some of {', '.join(backends.NAMES)}; default: all"
+    " that support the problem",
   )
-  arguments.add_options(
-    how,
-    "TIMES",
-    {
-      "--margin": "prune candidates whose estimate is this many times the least"
-      f" one; default: {operation.MARGIN:g}"
-    },
+  how.add_argument(
+    "--margin",
+    metavar="TIMES",
     type=float,
     default=operation.MARGIN,
+    help="prune candidates whose estimate is this many times the least one;"
+    " default: %(default)g",
   )
-  arguments.add_options(
-    how,
-    "N",
-    {"--workers": "candidates to compile at once; default: one for each core"},
+  how.add_argument(
+    "--workers",
+    metavar="N",
     type=arguments.size(1),
     default=max(1, len(os.sched_getaffinity(0)))
     if hasattr(os, "sched_getaffinity")
     else 2,
+    help="candidates to compile at once; default: one for each core",
   )
-  seconds, count = ("S", float), ("N", arguments.size(1))
-  for name, (metavar, type), default, text in (
-    (
-      "deadline",
-      seconds,
-      _DEFAULTS.seconds,
-      "seconds to compile and check a candidate",
-    ),
-    (
-      "seconds",
-      seconds,
-      _DEFAULTS.timing_seconds,
-      "seconds that a process times a problem",
-    ),
-    (
-      "memory",
-      ("GB", float),
-      _DEFAULTS.memory_bytes / _GB,
-      "GB that a process may use",
-    ),
-    ("rounds", count, _DEFAULTS.rounds, "upper limit of rounds in a process"),
-    (
-      "processes",
-      count,
-      _DEFAULTS.processes,
-      "processes that time a problem, one after the other",
-    ),
-  ):
-    arguments.add_options(
-      how,
-      metavar,
-      {f"--{name}": f"{text}; default: {default:g}"},
-      type=type,
-      default=default,
-    )
-  arguments.add_options(
-    how,
-    "S",
-    {"--budget": "seconds for all problems; the next run does the rest"},
+  how.add_argument(
+    "--deadline",
+    metavar="S",
     type=float,
+    default=_DEFAULTS.seconds,
+    help="seconds to compile and check a candidate; default: %(default)g",
+  )
+  how.add_argument(
+    "--seconds",
+    metavar="S",
+    type=float,
+    default=_DEFAULTS.timing_seconds,
+    help="seconds that a process times a problem; default: %(default)g",
+  )
+  how.add_argument(
+    "--memory",
+    metavar="GB",
+    type=float,
+    default=_DEFAULTS.memory_bytes / _GB,
+    help="GB that a process may use; default: %(default)g",
+  )
+  how.add_argument(
+    "--rounds",
+    metavar="N",
+    type=arguments.size(1),
+    default=_DEFAULTS.rounds,
+    help="upper limit of rounds in a process; default: %(default)g",
+  )
+  how.add_argument(
+    "--processes",
+    metavar="N",
+    type=arguments.size(1),
+    default=_DEFAULTS.processes,
+    help="processes that time a problem, one after the other; default:"
+    " %(default)g",
+  )
+  how.add_argument(
+    "--budget",
+    metavar="S",
+    type=float,
+    help="seconds for all problems; the next run does the rest",
   )
 
 
