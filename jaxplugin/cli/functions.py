@@ -120,6 +120,19 @@ def _error(text: str, error: BaseException) -> ValueError:
   return ValueError(f"{text}: {type(error).__name__}: {words}{where}")
 
 
+def add_arguments(command: argparse._ActionsContainer) -> None:
+  """Adds --arg, the arguments of a function."""
+  command.add_argument(
+    "--arg",
+    metavar="ARRAY",
+    action="append",
+    default=[],
+    type=argument,
+    help="an argument of the function, one option each: bfloat16[16,4096], or a"
+    " ScaledArray by its format and logical shape, nvfp4[14336,4096]",
+  )
+
+
 def argument(text: str) -> Any:
   """Returns an abstract array, or a `ScaledArray` for "nvfp4[8,64]".
 

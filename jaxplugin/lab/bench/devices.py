@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import datetime
 import os
@@ -54,6 +55,18 @@ class BenchDevice:
   def max_set_bytes(self) -> int:
     """Memory limit of the sets of operands of one call."""
     return 8 << 30 if self.is_gpu else 1 << 30
+
+
+def add_arguments(group: argparse._ActionsContainer) -> None:
+  """Adds the arguments --platform and --isa, which `find` is passed."""
+  group.add_argument(
+    "--platform", choices=PLATFORMS, help="default: JAX's device"
+  )
+  group.add_argument(
+    "--isa",
+    choices=("avx2",),
+    help="limit XLA and the CPU kernels to this instruction set",
+  )
 
 
 def find(

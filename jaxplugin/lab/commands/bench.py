@@ -39,11 +39,7 @@ _FAILED: Final = 1
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
   what = command.add_argument_group("workload")
-  what.add_argument(
-    "--platform",
-    choices=devices.PLATFORMS,
-    help="default: JAX's device",
-  )
+  devices.add_arguments(what)
   what.add_argument(
     "--shapes",
     metavar="LIST",
@@ -82,11 +78,6 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help=f"some of {', '.join(_PEERS)}, or none;"
     f" {', '.join(processes.NAMES)} run in separate processes on a CPU, and"
     " only if they are named; default: all others",
-  )
-  what.add_argument(
-    "--isa",
-    choices=("avx2",),
-    help="limit XLA and the CPU kernels to this instruction set",
   )
   _add_limits(command.add_argument_group("timing"))
   out = command.add_argument_group("results")

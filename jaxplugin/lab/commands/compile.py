@@ -193,16 +193,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     metavar="VERSION",
     help="the cuDNN version to assume, e.g. 9.13; default: no cuDNN",
   )
-  command.add_argument(
-    "--arg",
-    metavar="ARRAY",
-    action="append",
-    default=[],
-    type=functions.argument,
-    help="an argument of the function, one option each:"
-    " bfloat16[16,4096], or a ScaledArray by its format and logical shape,"
-    " nvfp4[14336,4096]",
-  )
+  functions.add_arguments(command)
   arguments.add_switches(
     command,
     {

@@ -71,15 +71,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help="the block-scaled dots of package.module:function, or of "
     + arguments.FILE_HELP,
   )
-  what.add_argument(
-    "--arg",
-    metavar="ARRAY",
-    action="append",
-    default=[],
-    type=functions.argument,
-    help="an argument of the function: bfloat16[16,4096], or"
-    " nvfp4[14336,4096]; may be repeated",
-  )
+  functions.add_arguments(what)
   arguments.add_strict(what)
   _add_where(command.add_argument_group("device"))
   _add_limits(command.add_argument_group("candidates and timing"))
@@ -101,14 +93,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _add_where(where: argparse._ActionsContainer) -> None:
-  where.add_argument(
-    "--platform", choices=devices.PLATFORMS, help="default: JAX's device"
-  )
-  where.add_argument(
-    "--isa",
-    choices=("avx2",),
-    help="limit XLA and the CPU kernels to this instruction set",
-  )
+  devices.add_arguments(where)
   where.add_argument(
     "--target",
     metavar="NAME",
