@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from jaxplugin.kernels.gpu.quantization import quantize_config
 
@@ -62,23 +62,13 @@ def plan(
     return _reading_total([first, *plan(x, architecture)])
   config = quantize_config.default_config(x, architecture)
   if x.global_scale != "computed":
-    return [_launch(x, config, x.num_maxima)]
+    return [quantize_launch(x, config, x.num_maxima)]
   few = quantize_config.config_of_few(x, architecture)
   if few is not None:
     given = dataclasses.replace(x, global_scale="given")
-    return [_launch_of_few(x, few), _launch(given, config, 0)]
+    return [_launch_of_few(x, few), quantize_launch(given, config, 0)]
   first = plan_maxima(x, architecture)
-  return [first, _launch(x, config, first.grid)]
-
-
-def _launch(
-  x: Rows | Matrices,
-  config: quantize_config.QuantizeConfig,
-  num_maxima: int,
-) -> launching.Launch:
-  if isinstance(x, Rows):
-    return quantize_launch(x, config, num_maxima)
-  return _quantize_both_launch(x, config, num_maxima)
+  return [first, quantize_launch(x, config, first.grid)]
 
 
 def plan_of_m(
@@ -239,12 +229,20 @@ def _amax_launch(
   )
 
 
+class _Result(NamedTuple):
+  """One quantized array of a launch: its constant, and shapes."""
+
+  constant: quantize_config.QuantizeConstant
+  values: tuple[int, ...]
+  scale: tuple[int, ...]
+
+
 def quantize_launch(
-  x: Rows,
+  x: Rows | Matrices,
   config: quantize_config.QuantizeConfig,
   num_maxima: int,
 ) -> launching.Launch:
-  """Returns the launch of `quantize`.
+  """Returns the launch of `quantize`, or of `quantize_both` for matrices.
 
   Args:
     x: the array.
@@ -252,137 +250,113 @@ def quantize_launch(
     num_maxima: number of maxima from which the global scale is computed; 0 if
       the kernel does not compute it.
   """
+  results: tuple[_Result, ...]
+  if isinstance(x, Rows):
+    kernel, suffix, covered = "quantize", x.options.suffix, x.covered()
+    results = (_result_of_rows(x, config, num_maxima),)
+  else:
+    kernel, suffix = "quantize_both", _both_suffix(x.options, x.options_t)
+    covered = x.k_t, x.k
+    results = _results_of_matrices(x, config, num_maxima)
+  constants: dict[str, Any] = {
+    "TILE": quantize_config.tile_of(x, config, covered)
+  }
+  scales, keys = [], []
+  arrays: list[launching.Output] = []
+  for name, result in zip(("", "_t"), results, strict=False):
+    constants[f"QUANTIZED{name.upper()}"] = result.constant
+    is_given = x.global_scale == "given"
+    scales.append(f"global_scale{name}" if is_given else _READ[x.global_scale])
+    keys.append(f"key{name}" if result.constant.options.is_stochastic else "x")
+    arrays += (
+      launching.Output(f"values{name}", result.values, "uint8"),
+      launching.Output(f"scale{name}", result.scale, "uint8"),
+    )
+  if isinstance(x, Rows):
+    total = _total(x)
+    arrays += total
+    constants |= {} if total else {"total": None}
+  not_computed, computed = _global_scales(len(results), num_maxima)
+  grid = quantize_config.num_tiles(config, x.batch, *covered)
+  amax, constant = _amax(x, grid)
+  return launching.Launch(
+    kernel=kernel,
+    name=f"{kernel}_{_name(x)}{suffix}_{_tile_name(config)}",
+    inputs=("x", *scales, *keys, *_operands(x.prologue), *not_computed),
+    outputs=(*computed, *arrays, *amax),
+    constexprs=tuple((constants | constant).items()),
+    grid=grid,
+    num_warps=config.num_warps,
+  )
+
+
+def _result_of_rows(
+  x: Rows, config: quantize_config.QuantizeConfig, num_maxima: int
+) -> _Result:
   format = formats.by_name(x.format)
   stored = x.k // format.values_per_byte
-  blocks = x.k // format.block_size
   grid_rows, grid_k = x.covered()
   values, values_strides = x.layout(stored)
   if x.pads_values or (format.is_packed and not x.packed_in_place):
     values, values_strides = quantize_config.layout(
       x.batch, grid_rows if x.pads_values else x.rows, stored
     )
-  scale, scale_strides = x.layout(blocks)
+  scale, scale_strides = x.layout(x.k // format.block_size)
   if x.swizzled:
     scale = (x.batch, grid_rows, grid_k // format.block_size)
     scale_strides = (scale[1] * scale[2], 0, 0)
-  constants: dict[str, Any] = {
-    "TILE": quantize_config.tile_of(x, config, (grid_rows, grid_k)),
-    "QUANTIZED": dataclasses.replace(
-      _constant(x, config, x.options, num_maxima, 0),
-      is_swizzled=x.swizzled,
-      pads_values=x.pads_values,
-      k=x.k,
-      random_places=x.places
-      or quantize_config.Places.of_strides(x.layout(x.k)[1]),
-      values_strides=values_strides,
-      scale_strides=scale_strides,
-    ),
-  }
-  not_computed, computed = _global_scales(("global_scale",), num_maxima)
-  grid = quantize_config.num_tiles(config, x.batch, grid_rows, grid_k)
-  more = []
-  if x.prologue is not None and (x.prologue.has_residual or x.returns_amax):
-    total = launching.Output("total", x.layout(x.k)[0], x.dtype)
-    if not x.prologue.has_residual:  # The kernel does not write it.
-      total = total._replace(name="no_total", shape=(1,))
-    more.append(total)
-  else:
-    constants["total"] = None
-  amax, constant = _amax(x, grid)
-  return launching.Launch(
-    kernel="quantize",
-    name=f"quantize_{_name(x)}{x.options.suffix}_{_tile_name(config)}",
-    inputs=(
-      "x",
-      _READ[x.global_scale],
-      "key" if x.options.is_stochastic else "x",
-      *_operands(x.prologue),
-      *not_computed,
-    ),
-    outputs=(
-      *computed,
-      launching.Output("values", values, "uint8"),
-      launching.Output("scale", scale, "uint8"),
-      *more,
-      *amax,
-    ),
-    constexprs=tuple((constants | constant).items()),
-    grid=grid,
-    num_warps=config.num_warps,
+  constant = dataclasses.replace(
+    _constant(x, config, x.options, num_maxima, 0),
+    is_swizzled=x.swizzled,
+    pads_values=x.pads_values,
+    k=x.k,
+    random_places=x.places
+    or quantize_config.Places.of_strides(x.layout(x.k)[1]),
+    values_strides=values_strides,
+    scale_strides=scale_strides,
   )
+  return _Result(constant, values, scale)
 
 
-def _quantize_both_launch(
-  x: Matrices,
-  config: quantize_config.QuantizeConfig,
-  num_maxima: int,
-) -> launching.Launch:
-  """Returns the launch of `quantize_both`; for args see `quantize_launch`."""
+def _results_of_matrices(
+  x: Matrices, config: quantize_config.QuantizeConfig, num_maxima: int
+) -> tuple[_Result, ...]:
+  """Returns the results that are blocked along columns, and along rows."""
   format = formats.by_name(x.format)
-  packing, block = format.values_per_byte, format.block_size
-  layout = quantize_config.layout
-  values, values_strides = layout(x.batch, x.rows, x.k // packing)
-  scale, scale_strides = layout(x.batch, x.rows, x.k // block)
-  is_minor = x.is_transposed or (format.is_packed and not x.packed_in_place)
-  values_t, values_t_strides = layout(
-    x.batch, x.columns, x.k_t // packing, k_is_minor=is_minor
-  )
-  scale_t, scale_t_strides = layout(
-    x.batch, x.columns, x.k_t // block, k_is_minor=x.is_transposed
-  )
-  constants: dict[str, Any] = {
-    "TILE": quantize_config.tile_of(x, config, (x.k_t, x.k)),
-    "QUANTIZED": dataclasses.replace(
-      _constant(x, config, x.options, num_maxima, x.row),
-      k=x.k,
-      random_places=x.places,
+  packed_is_minor = format.is_packed and not x.packed_in_place
+  results = []
+  for rows, k, is_minor, options, row, places in (
+    (x.rows, x.k, True, x.options, x.row, x.places),
+    (x.columns, x.k_t, x.is_transposed, x.options_t, 1 - x.row, x.places_t),
+  ):
+    values, values_strides = quantize_config.layout(
+      x.batch,
+      rows,
+      k // format.values_per_byte,
+      k_is_minor=is_minor or packed_is_minor,
+    )
+    scale, scale_strides = quantize_config.layout(
+      x.batch, rows, k // format.block_size, k_is_minor=is_minor
+    )
+    constant = dataclasses.replace(
+      _constant(x, config, options, num_maxima, row),
+      k=k,
+      random_places=places,
       values_strides=values_strides,
       scale_strides=scale_strides,
-    ),
-    "QUANTIZED_T": dataclasses.replace(
-      _constant(x, config, x.options_t, num_maxima, 1 - x.row),
-      k=x.k_t,
-      random_places=x.places_t,
-      values_strides=values_t_strides,
-      scale_strides=scale_t_strides,
-    ),
-  }
-  read = read_t = _READ[x.global_scale]
-  if x.global_scale == "given":
-    read_t = "global_scale_t"
-  not_computed, computed = _global_scales(
-    ("global_scale", "global_scale_t"), num_maxima
-  )
-  keys = (
-    "key" if x.options.is_stochastic else "x",
-    "key_t" if x.options_t.is_stochastic else "x",
-  )
-  suffix = f"{_both_suffix(x.options, x.options_t)}_{_tile_name(config)}"
-  grid = quantize_config.num_tiles(config, x.batch, x.k_t, x.k)
-  amax, constant = _amax(x, grid)
-  return launching.Launch(
-    kernel="quantize_both",
-    name=f"quantize_both_{_name(x)}{suffix}",
-    inputs=(
-      "x",
-      read,
-      read_t,
-      *keys,
-      *_operands(x.prologue),
-      *not_computed,
-    ),
-    outputs=(
-      *computed,
-      launching.Output("values", values, "uint8"),
-      launching.Output("scale", scale, "uint8"),
-      launching.Output("values_t", values_t, "uint8"),
-      launching.Output("scale_t", scale_t, "uint8"),
-      *amax,
-    ),
-    constexprs=tuple((constants | constant).items()),
-    grid=grid,
-    num_warps=config.num_warps,
-  )
+    )
+    results.append(_Result(constant, values, scale))
+  return tuple(results)
+
+
+def _total(x: Rows) -> list[launching.Output]:
+  """Returns the output x + residual of a kernel that has the argument."""
+  if x.prologue is None or not (x.prologue.has_residual or x.returns_amax):
+    return []
+  total = launching.Output("total", x.layout(x.k)[0], x.dtype)
+  if not x.prologue.has_residual:  # The kernel does not write it.
+    total = total._replace(name="no_total", shape=(1,))
+  return [total]
 
 
 def _operands(prologue: prologues.Prologue | None) -> list[str]:
@@ -417,12 +391,13 @@ def _amax(
 
 
 def _global_scales(
-  names: tuple[str, ...], num_maxima: int
+  count: int, num_maxima: int
 ) -> tuple[tuple[str, ...], tuple[launching.Output, ...]]:
   """Returns placeholders for global scales, or outputs if they are computed."""
+  names = ("global_scale", "global_scale_t")[:count]
   if num_maxima:
     return (), tuple(launching.Output(x, (1,), "float32") for x in names)
-  return ("x",) * len(names), ()
+  return ("x",) * count, ()
 
 
 def _programs(
