@@ -134,7 +134,7 @@ def gpu_names(*platforms: str) -> list[str]:
 
 
 def add_target(command: argparse.ArgumentParser) -> None:
-  """The arguments that name a device, and force an implementation."""
+  """Adds the arguments that name a device and force an implementation."""
   command.add_argument(
     "--target",
     metavar="NAME",
@@ -244,10 +244,11 @@ def _implementation(text: str) -> str:
 
 
 def target(args: argparse.Namespace) -> targets.Target | None:
-  """The device of `add_target`'s arguments; None for the local one.
+  """Returns the device of `add_target`'s arguments; None is the local one.
 
   Raises:
-    ValueError: there is no such device or version, or a version alone.
+    ValueError: If the device or a version is unknown, or a version is given
+      without a device.
   """
   if args.target is not None:
     return targets.named_target(args.target, cudnn=args.cudnn, ptxas=args.ptxas)

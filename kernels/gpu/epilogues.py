@@ -32,7 +32,7 @@ _MAX_HALVINGS = tl.constexpr(5)  # of a tile's columns
 def apply_epilogue(
   x, epilogue, columns, offsets, column_mask, mask, SHAPE: tl.constexpr
 ):
-  """activation(x * global_scale + bias) + residual, in f32.
+  """Returns activation(x * global_scale + bias) + residual, in f32.
 
   Args:
     x: f32.
@@ -106,7 +106,7 @@ def _without(x, exponent):
 
 @triton.jit
 def _gelu(x):
-  """x / 2 * (1 + tanh(u)), u = sqrt(2 / pi) * (x + 0.044715 x^3)."""
+  """Returns x / 2 (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3)."""
   u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
   return x / (1 + tl.exp(-2 * u))
 

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The launches that compute a product, and the arrays that they are given.
+"""Plans the launches of a matmul, and the arrays that they are passed.
 
-`plan` turns a `MatmulShape` and a `MatmulConfig` into launches. Tests in the
-interpreter, those of the compiler and the lowering launch what it says. Triton
-is not imported here.
+`plan` returns the launches of a `MatmulShape` and a `MatmulConfig`. The
+lowering and tests in the interpreter and the compiler use them. This module
+does not import Triton.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def plan(
   config: configs.MatmulConfig,
   architecture: architectures.Architecture,
 ) -> tuple[launching.Launch, ...]:
-  """The launches that compute `shape` with `config`, in order.
+  """Returns the launches that compute `shape` with `config`, in order.
 
-  The config is one for which `constraints.config_error` is None.
+  Requires that `constraints.config_error` is None.
   """
   tiling = tiling_of(configs.Tiling, shape, config, architecture)
   result = (shape.batch, shape.m, shape.n)

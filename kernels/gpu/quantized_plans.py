@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans matmuls whose f32 result is quantized before it leaves registers.
 
-Triton is not imported here.
+This module does not import Triton.
 """
 
 from __future__ import annotations

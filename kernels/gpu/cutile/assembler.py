@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles launches of the cuTile matmul, each in a process with a deadline.
 
-The assembler is a separate program (`tileiras`), which does not end for some
-tiles and numbers of CTAs. So this file, run as a program, is a worker that
-compiles one specification. After the deadline the worker is killed, with all
-processes that it started.
+The assembler is a separate program (`tileiras`). It does not end for some tiles
+and numbers of CTAs. A worker, which is this file as a program, therefore
+compiles one specification. After the deadline the worker and all processes that
+it started are killed.
 
   python assembler.py < specification.json > cubin
 """
@@ -30,16 +30,16 @@ from typing import Any, Final
 
 PACKAGE: Final = "cuda-tile"
 INSTALL: Final = "pip install 'cuda-tile[tileiras]'"
-# Releases whose custom call is known (`cuda.tile.jax`): from the first, up to
-# and without the last.
+# Releases whose custom call is known (`cuda.tile.jax`): from the first to below
+# the second.
 VERSIONS: Final = ((1, 7), (1, 8))
 DEADLINE_S: Final = 120.0
 
-_WORKER_FAILED: Final = 3  # exit status: the reason is the error output
+_WORKER_FAILED: Final = 3  # exit status; standard error has the reason
 
 
 class AssemblerError(Exception):
-  """A launch does not compile, or not in time; the text says why."""
+  """A launch does not compile in time. The message has the reason."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Assembled:
   """A compiled kernel.
 
   Attributes:
-    symbol: the kernel's name in it.
+    symbol: the kernel's name in the machine code.
     cubin: the machine code.
   """
 
@@ -56,7 +56,7 @@ class Assembled:
 
 
 def missing() -> str:
-  """Returns why nothing can be compiled here, or "". Imports nothing."""
+  """Returns why cuda-tile cannot compile, or "", without importing it."""
   try:
     version = importlib.metadata.version(PACKAGE)
   except importlib.metadata.PackageNotFoundError:
@@ -79,11 +79,11 @@ def assemble(
   """Compiles `plans.CutileLaunch.specification`.
 
   Args:
-    specification: of the launch. The same one is compiled once a process.
-    deadline_s: seconds that it may take.
+    specification: the specification. A process compiles each one once.
+    deadline_s: time limit in seconds.
 
   Raises:
-    AssemblerError: it does not compile, or not in time.
+    AssemblerError: If it does not compile in time.
   """
   text = json.dumps(specification, sort_keys=True)
   return _assemble(text, specification["name"], deadline_s)
@@ -96,7 +96,7 @@ def _assemble(text: str, name: str, deadline_s: float) -> Assembled:
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
-    start_new_session=True,  # so that the whole process group can be killed
+    start_new_session=True,  # `killpg` ends the whole process group
   )
   try:
     cubin, errors = worker.communicate(text.encode(), timeout=deadline_s)
@@ -106,7 +106,7 @@ def _assemble(text: str, name: str, deadline_s: float) -> Assembled:
       " may"
     ) from None
   finally:
-    # Also what the assembler left behind, and after an interrupt.
+    # The assembler may leave processes, and Ctrl-C may interrupt the wait.
     with contextlib.suppress(ProcessLookupError):
       os.killpg(worker.pid, signal.SIGKILL)
     worker.wait()
@@ -121,7 +121,7 @@ def _assemble(text: str, name: str, deadline_s: float) -> Assembled:
   return Assembled(symbol=name, cubin=cubin)
 
 
-# In the worker, where neither JAX nor this package is imported.
+# In the worker, which imports neither JAX nor this package.
 
 
 def _compile(specification: Mapping[str, Any]) -> bytes:

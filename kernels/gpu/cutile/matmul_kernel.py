@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The block-scaled matmul in cuTile, NVIDIA's tile language for Python.
 
-A tile is loaded whole, by its index among tiles of its shape, and what of it
-lies beyond the array is filled as `padding_mode` says. Layouts, pipelines,
-tensor memory and pairs of CTAs are the compiler's.
+A load names a whole tile by its index. `padding_mode` fills the part of the
+tile that lies beyond the array. The compiler chooses layouts, pipelines, tensor
+memory and pairs of CTAs.
 
-This is the one file that imports cuda.tile. `plans` says how it is launched,
+Only this file imports cuda.tile. `plans` plans launches of the kernel, and
 `assembler` compiles it.
 
 Source: cuTile Python's documentation, "Operations"; PTX ISA, tcgen05 scale
@@ -32,7 +32,7 @@ def _tile_of_program(program, m, n, block_m, block_n, group_m):
 
 
 def _load_values(values, batch, row, step, rows, block_k, is_packed):
-  """Tile [rows, block_k] of values; FP4 comes two a byte, low bits first."""
+  """Loads values [rows, block_k]. FP4 has two a byte, low bits first."""
   if is_packed:
     packed = ct.load(
       values,
@@ -52,10 +52,10 @@ def _load_values(values, batch, row, step, rows, block_k, is_packed):
 
 
 def _load_scale(scale, batch, row, step, rows, columns, is_e4m3):
-  """Tile [rows, columns] of scales, out of bytes in tiles of 128 x 4.
+  """Loads scales [rows, columns] from tiles of 128 x 4 bytes.
 
-  Bytes beyond the array are 0, in E8M0 2^-127 and no NaN: what they multiply is
-  0 too.
+  Bytes beyond the array are 0, which is 2^-127 in E8M0. They multiply values
+  that are also 0.
   """
   tiles = ct.load(
     scale,
@@ -69,7 +69,7 @@ def _load_scale(scale, batch, row, step, rows, columns, is_e4m3):
 
 
 def _activate(x, activation):
-  """By number: `plans.ACTIVATIONS`. NaN stays NaN."""
+  """Applies `configs.ACTIVATIONS[activation]`. NaN stays NaN."""
   if activation == 1:
     return ct.maximum(x, 0.0, propagate_nan=True)
   if activation == 2:  # GELU by tanh, as jax.nn.gelu
@@ -103,21 +103,21 @@ def block_scaled_matmul(
   activation: ConstInt,
   has_residual: ConstInt,
 ):
-  """One tile of activation(lhs @ rhs^T * global_scale + bias) + residual.
+  """Stores a tile of activation(lhs @ rhs^T * global_scale + bias) + residual.
 
   Grid: batch x tiles of rows x tiles of columns, in one dimension, rows in
-  groups of `group_m`. The sum is in f32.
+  groups of `group_m`. The accumulator is f32.
 
   Args:
     out: f32, bf16 or f16[batch, m, n].
-    lhs, rhs: [batch, m or n, k], FP8, or bytes of two FP4 values where packed.
+    lhs, rhs: [batch, m or n, k], FP8, or bytes of two FP4 values if packed.
     lhs_scale, rhs_scale: u8[batch, rows / 128, k / vec_size / 4, 32, 16],
       rounded up; bytes of columns beyond k are 0.
     global_scale: f32[num_factors], multiplied one after the other.
     bias: f32[1, 1, n].
     residual: floats[batch, m, n].
 
-  What the call has not is a constant in its place.
+  A constant replaces an array that the call does not have.
   """
   batch, row, column = _tile_of_program(
     ct.bid(0), out.shape[1], out.shape[2], block_m, block_n, group_m
@@ -128,7 +128,7 @@ def block_scaled_matmul(
   for step in range(ct.num_tiles(lhs, axis=2, shape=(1, block_m, loaded_k))):
     a = _load_values(lhs, batch, row, step, block_m, block_k, lhs_is_packed)
     b = _load_values(rhs, batch, column, step, block_n, block_k, rhs_is_packed)
-    # The instruction's two sides are of one type. FP8 holds each value of FP4.
+    # Both operands of the instruction have one type. FP8 has all FP4 values.
     if lhs_is_packed and not rhs_is_packed:
       a = a.astype(b.dtype)
     if rhs_is_packed and not lhs_is_packed:

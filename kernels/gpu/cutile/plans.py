@@ -46,7 +46,7 @@ class TileConfig:
   Attributes:
     block_m, block_n, block_k: the tile of a program, in values.
     num_ctas: CTAs of a program; two share a matrix instruction.
-    group_m: rows of tiles that follow each other down before the next column.
+    group_m: number of rows of tiles in one group of the program order.
   """
 
   block_m: int
@@ -62,7 +62,7 @@ class TileConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Argument:
-  """An argument of the kernel: a row-major array of exactly this rank."""
+  """An argument of the kernel: a row-major array."""
 
   name: str
   dtype: str  # NumPy's name, or ml_dtypes'
@@ -70,16 +70,16 @@ class Argument:
 
   @property
   def strides(self) -> tuple[int, ...]:
-    """In elements."""
+    """The strides, in elements."""
     strides = [1]
     for size in self.shape[:0:-1]:
       strides.append(strides[-1] * size)
     return tuple(reversed(strides))
 
   def assumptions(self) -> dict[str, Any]:
-    """Returns what the compiler may assume of an array.
+    """Returns the facts about an array that the compiler may use.
 
-    Arrays with equal assumptions share one compiled kernel.
+    Arrays with equal facts share one compiled kernel.
     """
     bits = 8 * _ITEM_BYTES[self.dtype]
     unit = 8 * ROW_ALIGNMENT_BYTES // bits
@@ -111,12 +111,12 @@ class CutileLaunch:
   """One launch of `matmul_kernel.block_scaled_matmul`.
 
   Attributes:
-    name: under which profiles list it; a C identifier.
-    gpu_code: what it is compiled for.
+    name: name in profiles, a C identifier.
+    gpu_code: the architecture that it is compiled for.
     grid: number of programs.
-    num_ctas: of a program.
-    arguments: in the kernel's order; the first one is what it writes. A number
-      stands for an array that the call has not, or is a constant.
+    num_ctas: number of CTAs of a program.
+    arguments: the arguments in the kernel's order. The first is the output. A
+      number is a constant, or replaces an array that the call does not have.
   """
 
   name: str
@@ -138,9 +138,9 @@ class CutileLaunch:
     return self.arrays[0]
 
   def specification(self) -> dict[str, Any]:
-    """All that the compiled kernel depends on, as JSON has it.
+    """Returns the facts that determine the compiled kernel, as JSON.
 
-    Launches of other sizes share it where as much is known of them.
+    Launches of other sizes may have the same specification.
     """
     return {
       "name": self.name,
@@ -228,7 +228,7 @@ def config_error(
 
 
 def shared_memory_bound(config: TileConfig, shape: configs.MatmulShape) -> int:
-  """Bytes that two stages of both tiles take of one CTA, at least."""
+  """Returns the least bytes of two stages of both tiles, of one CTA."""
   rows = config.block_m * shape.lhs.bits + config.block_n * shape.rhs.bits
   return 2 * rows * config.block_k // 8 // config.num_ctas
 
@@ -256,7 +256,7 @@ def default_config(
 def candidates(
   shape: configs.MatmulShape, architecture: architectures.Architecture
 ) -> Iterator[TileConfig]:
-  """Every config that holds for a product, for a tuner to measure."""
+  """Yields every config that supports a matmul."""
   if shape_error(shape, architecture) is not None:
     return
   for sizes in itertools.product(
@@ -271,9 +271,10 @@ def candidates(
 
 
 def padded_k(k: int, *, is_packed: bool) -> int:
-  """k with rows of whole `ROW_ALIGNMENT_BYTES`, where one side is FP4 or none.
+  """Returns k of rows that are padded to `ROW_ALIGNMENT_BYTES`.
 
-  The block of either kind of scale divides it then, or it divides the block.
+  Scale blocks divide the result, or the result divides a block. `is_packed` is
+  whether an operand is FP4.
   """
   values = ROW_ALIGNMENT_BYTES * (2 if is_packed else 1)
   return configs.cdiv(k, values) * values
@@ -286,16 +287,16 @@ def plan(
   *,
   residual_dtype: str = "float32",
 ) -> CutileLaunch:
-  """The launch of a product, of dense operands and swizzled scales.
+  """Returns the launch of a matmul with dense operands and swizzled scales.
 
   Args:
-    shape: the product; how its operands' scales lie is not looked at.
-    config: how it is computed.
-    architecture: what it is compiled for.
-    residual_dtype: NumPy's name.
+    shape: the matmul. The layouts of its scales are ignored.
+    config: the tiles.
+    architecture: the GPU.
+    residual_dtype: NumPy's name of the residual's dtype.
 
   Raises:
-    ValueError: the kernel cannot compute it so; says why.
+    ValueError: If the kernel cannot compute it. The message has the reason.
   """
   error = shape_error(shape, architecture)
   error = error or config_error(config, shape, architecture)
@@ -339,7 +340,7 @@ def _num_factors(shape: configs.MatmulShape) -> int:
 def _arguments(
   shape: configs.MatmulShape, residual_dtype: str = "float32"
 ) -> list[Argument]:
-  """Returns the arrays of a product, which do not depend on the config."""
+  """Returns the arrays of a matmul, which do not depend on the config."""
   out_dtype = configs.NUMPY_DTYPES[shape.out_dtype]
   result = (shape.batch, shape.m, shape.n)
   found = [Argument(name="out", dtype=out_dtype, shape=result)]
