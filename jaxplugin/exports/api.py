@@ -39,6 +39,7 @@ _PRIMITIVES: Final = (
 PLATFORMS: Final = lowering.PLATFORMS
 # Platforms for which a decision needs no facts about the device.
 _NEED_NO_TARGET: Final = ("cpu", "tpu")
+_EXAMPLES: Final = {"cuda": "h100", "rocm": "mi300x"}  # of targets
 # Names of GPUs that JAX accepts elsewhere, for the error's remedy.
 _GPU_WORDS: Final = ("gpu", "nvidia", "amd")
 # Fast compilation. The export uses only the partitioner's callbacks.
@@ -189,7 +190,7 @@ def _validate_platforms(platforms: Any) -> None:
   ):
     remedy = ""
     if isinstance(platforms, targets.Target):
-      remedy = f"; pass target={platforms.name}"
+      remedy = "; pass it as target="
     raise TypeError(
       "export: platforms must be a sequence of strings, of"
       f" {', '.join(PLATFORMS)}, got {error_context.shown(platforms)}{remedy}"
@@ -237,9 +238,10 @@ def _check_known(platform: str, given: Mapping[str, targets.Target]) -> None:
   try:
     jax.local_devices(backend=platform)
   except RuntimeError:
+    name = _EXAMPLES[platform]
     raise ValueError(
       f"export: no {platform} device is attached, got target=None. Pass"
-      ' target=jp.named_target("h100") or another'
+      f" target=jp.named_target({name!r}) or another"
     ) from None
 
 

@@ -299,7 +299,8 @@ class ExportTest(parameterized.TestCase):
     self.assertEqual(calls_in(exported), {"__op$block_scaled_dot": 1})
 
   @parameterized.parameters(
-    (ValueError, ["cuda"], None, "no cuda device is attached"),
+    (ValueError, ["cuda"], None, "no cuda device .*named_target.'h100'"),
+    (ValueError, ["rocm"], None, "no rocm device .*named_target.'mi300x'"),
     (ValueError, ["cpu"], H100, r"platforms \('cpu',\), got one of cuda"),
     (ValueError, None, (H100, B200), "got h100 and b200, both of cuda"),
     (TypeError, None, "h100", r"got 'h100'; pass jp.named_target\('h100'\)"),
@@ -313,7 +314,7 @@ class ExportTest(parameterized.TestCase):
     (ValueError, ["cpu", "cpu"], None, r"each once, got \('cpu', 'cpu'\)"),
     (TypeError, 3, None, "must be a sequence of strings, .* got 3$"),
     (TypeError, [None], None, r"must be a sequence of strings, .*\[None\]"),
-    (TypeError, H100, None, "got Target.*; pass target=h100"),
+    (TypeError, H100, None, "got Target.*; pass it as target=$"),
   )  # fmt: skip
   def test_bad_targets_are_refused(self, error, platforms, target, message):
     with self.assertRaisesRegex(error, message):
