@@ -38,41 +38,41 @@ _FAILED: Final = 1
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
-  what = command.add_argument_group("workload")
-  devices.add_arguments(what)
-  what.add_argument(
+  work = command.add_argument_group("workload")
+  devices.add_arguments(work)
+  work.add_argument(
     "--shapes",
     metavar="LIST",
     help="names of sets, sizes MxNxK, decoder:LAYERSxCHANNELSxHIDDEN,"
     " training:TOKENSxCHANNELSxHIDDEN, experts:TOKENSxTOPofEXPERTSxNxK,"
     " quantize:MxK, dequantize:MxK; default: the platform's table",
   )
-  what.add_argument(
+  work.add_argument(
     "--m",
     metavar="LIST",
     help="rows of each dot and decoder, in place of the set's",
   )
-  what.add_argument(
+  work.add_argument(
     "--formats",
     metavar="LIST",
     help="formats, or pairs of them as bf16xnvfp4, mxfp8xmxfp4;"
     f" default: {workloads.FORMATS}, and for few rows of a CPU's table also"
     f" {workloads.ONE_SIDED}",
   )
-  what.add_argument(
+  work.add_argument(
     "--out",
     type=arguments.short_dtypes,
     choices=tuple(workloads.PLAIN_DTYPES),
     help="dtype of the results; default: f32 on a CPU, bf16 on a GPU",
   )
-  what.add_argument(
+  work.add_argument(
     "--implementations",
     metavar="LIST",
     help="some of"
     f" {', '.join(backends.NAMES)}, {variants.CHOSEN};"
     " default: all that support the row, and the chosen one for decoders",
   )
-  what.add_argument(
+  work.add_argument(
     "--peers",
     metavar="LIST",
     help=f"some of {', '.join(_PEERS)}, or none;"
@@ -118,32 +118,32 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   )
 
 
-def _add_limits(how: argparse._ActionsContainer) -> None:
-  how.add_argument(
+def _add_limits(limits: argparse._ActionsContainer) -> None:
+  limits.add_argument(
     "--mode",
     choices=("call", "step"),
     help="time single calls from Python, or dots inside a larger program;"
     " default: call on a CPU, step on a GPU",
   )
-  how.add_argument(
+  limits.add_argument(
     "--rounds",
     metavar="N",
     type=int,
     help=f"upper limit for a row; default: {_DEFAULT_ROUNDS}",
   )
-  how.add_argument(
+  limits.add_argument(
     "--seconds",
     metavar="S",
     type=float,
     help=f"time of a row in seconds; default: {_DEFAULT_SECONDS:g}",
   )
-  how.add_argument(
+  limits.add_argument(
     "--budget",
     metavar="S",
     type=float,
     help="time of all rows in seconds; rows that do not fit are left out",
   )
-  arguments.add_switches(how, {"--quick": "small shapes and few rounds"})
+  arguments.add_switches(limits, {"--quick": "small shapes and few rounds"})
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -38,42 +38,42 @@ _DEFAULTS: Final = machine.TrialOptions()
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
-  what = command.add_argument_group("workload")
-  what.add_argument(
+  work = command.add_argument_group("workload")
+  work.add_argument(
     "--shapes",
     metavar="LIST",
     help="sizes MxNxK and names of sets, as bench takes them",
   )
-  what.add_argument(
+  work.add_argument(
     "--m", metavar="LIST", help="rows of each dot, in place of the set's"
   )
-  what.add_argument(
+  work.add_argument(
     "--formats",
     metavar="LIST",
     help="formats, or pairs of them as bf16xnvfp4; default:"
     f" {workloads.FORMATS}",
   )
-  what.add_argument(
+  work.add_argument(
     "--out",
     type=arguments.short_dtypes,
     choices=tuple(workloads.PLAIN_DTYPES),
     help="dtype of results, and of arrays to quantize; default: f32 on a CPU,"
     " bf16 on a GPU",
   )
-  what.add_argument(
+  work.add_argument(
     "--operations",
     metavar="LIST",
     help=f"some of {', '.join(registry.BY_NAME)}; default: all",
   )
-  what.add_argument(
+  work.add_argument(
     "--module",
     metavar="MODULE_OR_FUNCTION",
     help="the block-scaled dots of package.module:function, or of "
     + arguments.FILE_HELP,
   )
-  functions.add_arguments(what)
-  arguments.add_strict(what)
-  _add_where(command.add_argument_group("device"))
+  functions.add_arguments(work)
+  arguments.add_strict(work)
+  _add_device(command.add_argument_group("device"))
   _add_limits(command.add_argument_group("candidates and timing"))
   out = command.add_argument_group("results")
   arguments.add_output(
@@ -92,21 +92,21 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   arguments.add_json(out)
 
 
-def _add_where(where: argparse._ActionsContainer) -> None:
-  devices.add_arguments(where)
-  where.add_argument(
+def _add_device(device: argparse._ActionsContainer) -> None:
+  devices.add_arguments(device)
+  device.add_argument(
     "--target",
     metavar="NAME",
     help="with --dry-run: a device that need not be attached"
     f" ({', '.join(targets.KNOWN_NAMES)})",
   )
-  arguments.add_cudnn(where)
-  arguments.add_ptxas(where)
+  arguments.add_cudnn(device)
+  arguments.add_ptxas(device)
 
 
-def _add_limits(how: argparse._ActionsContainer) -> None:
+def _add_limits(limits: argparse._ActionsContainer) -> None:
   arguments.add_switches(
-    how,
+    limits,
     {
       "--dry-run": "measure nothing; list candidates, and which are pruned and"
       " why",
@@ -114,13 +114,13 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
       " which fail or spill registers",
     },
   )
-  how.add_argument(
+  limits.add_argument(
     "--implementations",
     metavar="LIST",
     help=f"some of {', '.join(backends.NAMES)}; default: all"
     " that support the problem",
   )
-  how.add_argument(
+  limits.add_argument(
     "--margin",
     metavar="TIMES",
     type=float,
@@ -128,7 +128,7 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
     help="prune candidates whose estimate is this many times the least one;"
     " default: %(default)g",
   )
-  how.add_argument(
+  limits.add_argument(
     "--workers",
     metavar="N",
     type=arguments.size(1),
@@ -137,35 +137,35 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
     else 2,
     help="candidates to compile at once; default: one for each core",
   )
-  how.add_argument(
+  limits.add_argument(
     "--deadline",
     metavar="S",
     type=float,
     default=_DEFAULTS.seconds,
     help="seconds to compile and check a candidate; default: %(default)g",
   )
-  how.add_argument(
+  limits.add_argument(
     "--seconds",
     metavar="S",
     type=float,
     default=_DEFAULTS.timing_seconds,
     help="seconds that a process times a problem; default: %(default)g",
   )
-  how.add_argument(
+  limits.add_argument(
     "--memory",
     metavar="GB",
     type=float,
     default=_DEFAULTS.memory_bytes / _GB,
     help="GB that a process may use; default: %(default)g",
   )
-  how.add_argument(
+  limits.add_argument(
     "--rounds",
     metavar="N",
     type=arguments.size(1),
     default=_DEFAULTS.rounds,
     help="upper limit of rounds in a process; default: %(default)g",
   )
-  how.add_argument(
+  limits.add_argument(
     "--processes",
     metavar="N",
     type=arguments.size(1),
@@ -173,7 +173,7 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
     help="processes that time a problem, one after the other; default:"
     " %(default)g",
   )
-  how.add_argument(
+  limits.add_argument(
     "--budget",
     metavar="S",
     type=float,

@@ -28,13 +28,14 @@ _CELL: Final = 19
 _Column = tuple[str, int, Callable[[Any], str]]
 
 LEGEND: Final = """\
-Times are medians and quartiles, of one product or step. "x cpu": how many times
-as long as cpu, round by round. GB/s: what must be read and written at least,
-operands as they are stored. "of roof": the least time by the ceilings / the
-median. Ceilings of products: reading that memory, and the operations, those of
-FP4 pairs in integers; of quantizing on a CPU: a warm copy, into memory that is
-mapped. The package chooses what has a *. "error": norm of the error / norm of
-the result, from f32 activations and the variant's own dequantized weights."""
+Times are medians and quartiles of one matmul or step. "x cpu": the time / the
+time of cpu in the same round. GB/s: the bytes that a call must read and write,
+with operands as stored. "of roof": the least time by the ceilings / the
+median. The ceilings of a matmul are reading memory and its operations, which
+are in integers for pairs of FP4. The ceiling of quantizing on a CPU is a copy
+into mapped memory. A * marks the chosen backend. "error": norm of the error /
+norm of the result, from f32 activations and the variant's dequantized
+weights."""
 
 
 def header(environment: dict[str, Any], ceilings: roofline.Ceilings) -> str:

@@ -78,26 +78,26 @@ class _Issue:
   def run(self, kind: str, scaling: str | None) -> None:
     block = self._block
     sums, lhs, rhs, descriptor, *scales, keeps = self._instruction.operands
-    what = descriptors.product(self._value(descriptor, 32), kind, scaling)
+    shape = descriptors.product(self._value(descriptor, 32), kind, scaling)
     lane, column = _split(self._address(sums))
     packs = kind in ("mxf4", "mxf4nvf4")
     if isinstance(lhs, parsing.Address):
-      a = self._in_tensor_memory(lhs, what, lane, packs)
+      a = self._in_tensor_memory(lhs, shape, lane, packs)
     else:
-      a = self._in_shared(lhs, what.lhs, what.k, packs)
-    b = self._in_shared(rhs, what.rhs, what.k, packs)
+      a = self._in_shared(lhs, shape.lhs, shape.k, packs)
+    b = self._in_shared(rhs, shape.rhs, shape.k, packs)
     with np.errstate(invalid="ignore", over="ignore"):
-      if what.scales:
-        a *= self._scales(scales[0], what.lhs, what)
-        b *= self._scales(scales[1], what.rhs, what)
+      if shape.scales:
+        a *= self._scales(scales[0], shape.lhs, shape)
+        b *= self._scales(scales[1], shape.rhs, shape)
       found = a @ b.T
     product = tensor_memory.ProductInFlight(
       thread=self._thread,
-      kind=f"{kind} {what.lhs.rows}x{what.rhs.rows}",
+      kind=f"{kind} {shape.lhs.rows}x{shape.rhs.rows}",
       sums=tensor_memory.Region(
-        lanes=_lanes(what.lhs.rows, lane),
+        lanes=_lanes(shape.lhs.rows, lane),
         column=column,
-        columns=what.rhs.rows,
+        columns=shape.rhs.rows,
       ),
       reads=tuple(self._reads),
       shared=tuple(self._shared),
@@ -124,12 +124,12 @@ class _Issue:
   def _in_tensor_memory(
     self,
     place: parsing.Operand,
-    what: descriptors.ProductShape,
+    shape: descriptors.ProductShape,
     sums_lane: int,
     packs: bool,
   ) -> np.ndarray:
     """Returns the left operand, f64[m, k]. Each lane has a row."""
-    side = what.lhs
+    side = shape.lhs
     if not side.k_is_minor:
       raise faults.NotModelled("A in tensor memory, transposed")
     lane, column = _split(self._address(place))
@@ -142,10 +142,10 @@ class _Issue:
       tensor_memory.Region(
         lanes=_lanes(side.rows, lane),
         column=column,
-        columns=what.k * bits // 32,
+        columns=shape.k * bits // 32,
       )
     )
-    return products.unpacked(words, side.type).reshape(side.rows, what.k)
+    return products.unpacked(words, side.type).reshape(side.rows, shape.k)
 
   def _in_shared(
     self,
@@ -177,7 +177,7 @@ class _Issue:
     self,
     place: parsing.Operand,
     side: descriptors.SideShape,
-    what: descriptors.ProductShape,
+    shape: descriptors.ProductShape,
   ) -> np.ndarray:
     """Returns the scale factor of each element of an operand, f64[rows, k].
 
@@ -188,8 +188,8 @@ class _Issue:
     lane, column = _split(self._address(place))
     if lane:
       raise faults.NotModelled(f"scale factors from lane {lane}")
-    found = np.empty((side.rows, what.scales), np.uint8)
-    shifts = 8 * (side.scale_byte + np.arange(what.scales, dtype=np.uint32))
+    found = np.empty((side.rows, shape.scales), np.uint8)
+    shifts = 8 * (side.scale_byte + np.arange(shape.scales, dtype=np.uint32))
     for start in range(0, side.rows, _PART):
       rows = range(min(_PART, side.rows - start))
       region = tensor_memory.Region(
@@ -206,8 +206,8 @@ class _Issue:
           "scale factors that differ between parts of the lanes"
         )
       found[start : start + len(rows)] = codes[0]
-    factors = products.decoded_scales(found, what.scale_type)
-    return np.repeat(factors, what.k // what.scales, axis=1)
+    factors = products.decoded_scales(found, shape.scale_type)
+    return np.repeat(factors, shape.k // shape.scales, axis=1)
 
 
 def _lanes(m: int, first: int) -> tuple[int, ...]:
