@@ -100,25 +100,27 @@ def _add_quantize_arguments(command: argparse.ArgumentParser) -> None:
     f" {', '.join(checkpoints.WRITTEN_LAYOUTS)}; default: %(default)s; gpt-oss"
     " requires mxfp4",
   )
-  globs = {"action": "extend", "nargs": "+"}
   command.add_argument(
     "--include",
     metavar="GLOB",
-    **globs,
+    action="extend",
+    nargs="+",
     help="quantize these tensors and no others",
   )
   command.add_argument(
     "--exclude",
     metavar="GLOB",
     default=[],
-    **globs,
+    action="extend",
+    nargs="+",
     help="do not quantize these tensors",
   )
   command.add_argument(
     "--transposed",
     metavar="GLOB",
     default=[],
-    **globs,
+    action="extend",
+    nargs="+",
     help="experts whose shape is [E, k, n]; gpt_oss and llama4 need no GLOB",
   )
   arguments.add_switches(
