@@ -455,6 +455,15 @@ def scopes(source_info: Any = None) -> tuple[ScopeName, ...]:
   )
 
 
+def outside_scopes() -> contextlib.AbstractContextManager[None]:
+  """Returns a context without the scopes around the current trace."""
+  stack = source_info_util.current_name_stack().stack
+  kept = (e for e in stack if isinstance(e, source_info_util.Transform))
+  return source_info_util.set_name_stack(
+    source_info_util.NameStack(tuple(kept))
+  )
+
+
 def layer_and_phase(
   names: Sequence[ScopeName],
 ) -> tuple[str, Phase]:

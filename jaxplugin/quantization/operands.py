@@ -69,16 +69,19 @@ def quantize(
   return result
 
 
-@functools.partial(jax.jit, static_argnames="specs")
+@functools.partial(jax.jit, static_argnames=("specs", "sums_columns"))
 def quantize_all(
   x: jax.Array | prologues.PrologueCall,
   specs: tuple[QuantizeSpec, ...],
   keys: tuple[jax.Array | None, ...],
-) -> list[scaled_array.ScaledArray]:
+  *,
+  sums_columns: bool = False,
+) -> list[Any]:
   """Quantizes an array for each spec, from one read if a kernel supports it.
 
   The specs have the same format, scale rounding and axes. If x is a call of a
-  prologue, its f32 result is quantized.
+  prologue, its f32 result is quantized. With `sums_columns` the last result is
+  the sum f32[features] of the prologue's rows.
   """
   first, prologue, more = specs[0], None, {}
   if isinstance(x, prologues.PrologueCall):
@@ -94,7 +97,7 @@ def quantize_all(
       options=tuple(spec.options for spec in specs),
     )
     global_scale = global_scales.of_axes(x, problem, first.axis_name)
-  quantized, *_ = quantize_primitive.produce(
+  quantized, _, sums = quantize_primitive.produce(
     x,
     global_scale,
     prologue=prologue,
@@ -106,15 +109,16 @@ def quantize_all(
     scale_rounding=first.scale_rounding,
     packed=arguments.can_be_packed(first.format),
     for_products=True,
+    column_sums=0 if sums_columns else None,
   )
-  results = []
+  results = list[Any]()
   for values, scale, own_scale in quantized:
     if own_scale is not None:
       own_scale = own_scale.reshape((1,) * values.ndim)
     results.append(
       scaled_array.ScaledArray(values, scale, own_scale, first.format)
     )
-  return results
+  return [*results, sums] if sums_columns else results
 
 
 def prologue_refusal(

@@ -118,6 +118,9 @@ class QuantizationProblem:
     returns_amax: whether the largest finite magnitude of the f32 result of a
       prologue or a matmul, f32[], is a result.
     prologue: function of x whose result is quantized; None quantizes x.
+    column_sums: first of the dimensions over which the prologue's f32 result is
+      also summed, up to the second to last one: f32[..., features], the
+      gradient of a bias. None for no sums.
   """
 
   shape: tuple[Any, ...]
@@ -134,6 +137,7 @@ class QuantizationProblem:
   options: tuple[RecipeOptions, ...] = ()
   returns_amax: bool = False
   prologue: prologues.Prologue | None = None
+  column_sums: int | None = None
 
   def __post_init__(self) -> None:
     if not self.options:
@@ -173,6 +177,8 @@ class QuantizationProblem:
       where += f", {self.options[0]}"
     if self.prologue is not None:
       where += f", after {self.prologue}"
+    if self.column_sums is not None:
+      where += ", with sums of columns"
     return f"{self.dtype.name}[{sizes}] to {self.format}, {where}"
 
   @property
@@ -246,6 +252,9 @@ class QuantizationProblem:
         found.append(((), np.dtype(np.float32)))
     if self.returns_amax:
       found.append(((), np.dtype(np.float32)))
+    if self.column_sums is not None:
+      shape = *self.shape[: self.column_sums], self.shape[-1]
+      found.append((shape, np.dtype(np.float32)))
     if self.returns_sum:
       found.append((self.shape, self.dtype))
     return found
@@ -253,7 +262,11 @@ class QuantizationProblem:
   def without_prologue(self) -> QuantizationProblem:
     """Returns the problem of quantizing the prologue's result."""
     return dataclasses.replace(
-      self, dtype=np.dtype(np.float32), prologue=None, returns_amax=False
+      self,
+      dtype=np.dtype(np.float32),
+      prologue=None,
+      returns_amax=False,
+      column_sums=None,
     )
 
   def with_global_scale(self) -> QuantizationProblem:
@@ -291,6 +304,7 @@ class QuantizationProblem:
       shape=(size, *self.shape),
       blockings=tuple(b.under_leading_dimension() for b in self.blockings),
       options=tuple(e.under_leading_dimension() for e in self.options),
+      column_sums=None if self.column_sums is None else self.column_sums + 1,
     )
 
 
@@ -351,7 +365,7 @@ _QUANTIZE: Final = row_fields.defaults_of(
   QuantizationProblem,
   without=(
     *("num_maxima", "pads_values", "options", "prologue"),
-    "returns_amax",  # does not affect the choice
+    *("returns_amax", "column_sums"),  # they do not affect the choice
   ),
 )
 _QUANTIZE_WORDS: Final = {

@@ -126,19 +126,24 @@ def compute(
   more: Mapping[str, jax.Array],
   *,
   returns_amax: bool = False,
+  column_sums: int | None = None,
 ) -> list[jax.Array]:
   """Computes a prologue with XLA ops.
 
   Args:
     x: floats of the shape `prologue.x_shape`.
     more: `prologue.operands` by name.
+    column_sums: see `QuantizationProblem`.
 
   Returns:
     The function's result in f32; its largest finite magnitude f32[] if
-    `returns_amax`; x + residual in x's dtype if there is a residual.
+    `returns_amax`; its sums if `column_sums`; x + residual in x's dtype if
+    there is a residual.
   """
-  y, *total = _computed(prologue, x, more)
-  return [y, *([codes.finite_amax(y)] if returns_amax else []), *total]
+  y, *rest = _computed(prologue, x, more)
+  if column_sums is not None:
+    rest = [y.sum(tuple(range(column_sums, y.ndim - 1))), *rest]
+  return [y, *([codes.finite_amax(y)] if returns_amax else []), *rest]
 
 
 def _computed(

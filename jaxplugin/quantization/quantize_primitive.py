@@ -8,16 +8,18 @@ bits of `operations.quantize` along its dimension. `backends.decide` chooses the
 backends.
 
 quantize_p: (x, prologue operands...[, global_scale], key data...) -> (values,
-  scale[, global_scale]) for each blocking[, amax][, sum]. The operands and the
-  sum of a prologue are those of `prologues.Prologue`, and amax is the largest
-  finite magnitude of its result. A computed global scale is a result. A given
+  scale[, global_scale]) for each blocking[, amax][, sums][, sum]. The operands
+  and the sum of a prologue are those of `prologues.Prologue`, amax is the
+  largest finite magnitude of its result, and sums are those of its columns. A
+  computed global scale is a result. A given
   global scale is f32[] for all blockings or f32[n], one for each. For a shard,
   partial amax values u32[n, maxima] may be given instead (`global_scales`).
   Each blocking with stochastic rounding has key data.
   Parameters: problem; target, the `targets.Request` of the enclosing contexts,
   or None; overlay, the tables of an enclosing `tuning`, or None.
 
-If no result of a blocking is used, the blocking is dropped.
+If no result of a blocking is used, the blocking is dropped. Without a blocking
+XLA ops compute the column sums.
 """
 
 from __future__ import annotations
@@ -77,8 +79,8 @@ def produce(
       `QuantizationProblem`.
 
   Returns:
-    The results of each blocking, the amax or None, and the prologue's sum or
-    None.
+    The results of each blocking, the amax or None, and the column sums, the
+    prologue's sum, or None.
   """
   count = len(blockings)
   with_keys = [
@@ -132,7 +134,7 @@ def produce(
   return (
     quantized,
     results[count * size] if problem.returns_amax else None,
-    results[-1] if problem.returns_sum else None,
+    results[-1] if len(results) > count * size + problem.returns_amax else None,
   )
 
 
@@ -271,6 +273,8 @@ def _separately(*args, problem, **params):
   if problem.prologue is None:
     return quantize_by_operations(*args, problem=problem)
   args, problem, rest = xla.after_prologue(args, problem)
+  if not problem.blockings:
+    return rest
   return [*quantize_p.bind(*args, problem=problem, **params), *rest]
 
 
@@ -314,13 +318,19 @@ def _without_unused(
   eqn = args[-1]
   problem = eqn.params["problem"]
   at = problem.results_each * len(problem.blockings)
-  if problem.returns_amax and not used_outputs[at]:
-    problem = dataclasses.replace(problem, returns_amax=False)
+  for name, absent in (("returns_amax", False), ("column_sums", None)):
+    if getattr(problem, name) == absent:
+      continue
+    if used_outputs[at]:
+      at += 1
+      continue
+    problem = dataclasses.replace(problem, **{name: absent})
     used_outputs = [*used_outputs[:at], *used_outputs[at + 1 :]]
     eqn = eqn.replace(
       outvars=[*eqn.outvars[:at], *eqn.outvars[at + 1 :]],
       params=eqn.params | {"problem": problem},
     )
+  has_columns = problem.column_sums is not None
   sums = eqn.outvars[-1:] if problem.returns_sum and used_outputs[-1] else []
   size, count = problem.results_each, len(problem.blockings)
   kept = [i for i in range(count) if any(used_outputs[i * size :][:size])]
@@ -328,10 +338,10 @@ def _without_unused(
   has_scale_each = any(scale.aval.ndim for scale in scales)
   if problem.returns_amax or (kept and has_scale_each):
     kept = list(range(count))
-  if not kept and not sums:
+  if not kept and not sums and not has_columns:
     return [False] * len(eqn.invars), None
   is_used = [True] * len(eqn.invars)
-  if not kept:
+  if not kept and not has_columns:
     pair = [x, more["residual"]]
     is_used = [v in pair for v in eqn.invars]
     eqn = eqn.replace(invars=pair, outvars=sums, primitive=lax.add_p, params={})
@@ -377,7 +387,8 @@ def _lower(context, *, problem, target, overlay):
     primitive.bind_problem, quantize_p, target=target, overlay=overlay
   )
   is_split = context.mesh is not None or context.module.is_split
-  if is_split and problem.prologue and problem.prologue.gradient_of_halves:
+  of_halves = problem.prologue and problem.prologue.gradient_of_halves
+  if not problem.blockings or (is_split and of_halves):
     # Halves of x and of the result are one dimension, which XLA may split.
     return functools.partial(
       _separately, problem=problem, target=target, overlay=overlay

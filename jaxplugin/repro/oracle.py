@@ -391,12 +391,22 @@ def near(
       at = np.unravel_index(np.argmax(ratio), a.shape)
       text = f"result {i}, block {list(map(int, at[:-1]))}"
       worst = float(ratio.max()), f"{text}: got {a[at]}, expected {b[at]}"
-  first = len(problem.blockings) * size  # the amax and the sum, if any, follow
+  first = len(problem.blockings) * size  # the amax and the sums, if any, follow
   if problem.returns_amax:
     one, two = (float(results[first]) for results in (got, expected))
     if one != two:
       error = abs(one - two) / max(_AMAX_ERROR * two, math.ulp(0.0))
       worst = max(worst, (error, f"amax: got {one}, expected {two}"))
+    first += 1
+  if problem.column_sums is not None:
+    rows = math.prod(problem.shape[problem.column_sums : -1])
+    sums = [np.asarray(results[first]) for results in (got, expected)]
+    axis = problem.each()[0].blockings[0].axis()
+    largest = float(np.nanmax(np.abs(blocks(expected, 0, axis)), initial=0))
+    bound = max(rows * _AMAX_ERROR * largest, math.ulp(0.0))
+    error = float(np.nanmax(np.abs(sums[0] - sums[1]), initial=0)) / bound
+    text = f"sums of columns: got {sums[0]}, expected {sums[1]}"
+    worst = max(worst, (error, text))
     first += 1
   exact = same_bits(got[first:], expected[first:])
   return max(worst, exact, key=lambda found: found[0])

@@ -10,7 +10,7 @@ import dataclasses
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jax.extend import core as extend_core
@@ -18,6 +18,7 @@ from jax.extend import core as extend_core
 from jaxplugin.core import error_context
 from jaxplugin.jaxext import jax_private, program
 from jaxplugin.jaxext.tracing import binding_private, interception_private
+from jaxplugin.quantization import prologues
 from jaxplugin.rewriting import calls, operands, patterns, sources
 from jaxplugin.rewriting import sites as sites_lib
 from jaxplugin.training import activation_gradients, products, quantized_operand
@@ -25,6 +26,10 @@ from jaxplugin.training import activation_gradients, products, quantized_operand
 # JAX gives the operations of a derivative these names.
 _DERIVATIVES: Final = frozenset({"jvp", "transpose"})
 _WHO: Final = sites_lib.WHO
+# Operations that do not move elements.
+_IN_ORDER: Final = frozenset(
+  {"reshape", "convert_element_type", "copy", "name"}
+)
 # Prefix of this package's operations with functions inside.
 _OWN: Final = "jaxplugin_"
 _NO_KEY: Final = (
@@ -77,6 +82,18 @@ base_key_p.def_abstract_eval(lambda *, count, aval: aval)
 _DECIDED: Final = sites_lib.PRODUCTS | calls.CUSTOM_RULES | {base_key_p.name}
 
 
+class _Result(NamedTuple):
+  """The result of a matmul, also moved or after an addition.
+
+  Attributes:
+    x: the value, which may be differentiated.
+    backward: how the matmul quantizes the gradient of x, or None.
+  """
+
+  x: Any
+  backward: activation_gradients.Backward | None
+
+
 @dataclasses.dataclass(eq=False)
 class Dots(calls.Walker):
   """Decides about the operations of one function that is being traced.
@@ -95,6 +112,7 @@ class Dots(calls.Walker):
     is_rule: whether the function is a rule of a custom derivative.
     results: results of matmuls, and sums with them; only recorded to fuse
       activations.
+    rows: vectors that are added or moved, likewise.
     of_rules: results of functions with a custom derivative.
     outside: arguments that norms and activations outside compute.
     is_changed: whether a matmul was replaced.
@@ -114,7 +132,10 @@ class Dots(calls.Walker):
   sites: list[sites_lib.DecidedSite] = dataclasses.field(default_factory=list)
   note: str = ""
   is_rule: bool = False
-  results: sources.TracedValues[Any] = dataclasses.field(
+  results: sources.TracedValues[_Result] = dataclasses.field(
+    default_factory=sources.TracedValues
+  )
+  rows: sources.TracedValues[Any] = dataclasses.field(
     default_factory=sources.TracedValues
   )
   of_rules: sources.TracedValues[None] = dataclasses.field(
@@ -192,7 +213,7 @@ class Dots(calls.Walker):
         out_sharding=params["out_sharding"],
         **keywords,
       )
-    self.note_result(out)
+      self._note_result(out, sites_lib.backward_of(decided, operation))
     return out
 
   def leave_in_forward(self, operation: binding_private.BoundOperation) -> None:
@@ -210,20 +231,28 @@ class Dots(calls.Walker):
       stacklevel=2,
     )
 
-  def note_result(self, x: Any) -> None:
-    """Records the result of a matmul, also moved or after an addition."""
+  def _note_result(
+    self, x: Any, backward: activation_gradients.Backward | None
+  ) -> None:
     if self.transform.fuse_activations:
-      self.results.put(x, x)
+      self.results.put(x, _Result(x, backward))
 
   def follow(
     self, operation: binding_private.BoundOperation, results: Sequence[Any]
   ) -> None:
     """Records what an operation that moves elements, or adds some, returns."""
     self.known.follow(operation, results)
+    if not self.transform.fuse_activations:
+      return
     args = operation.args
-    if self.results and any(self.results.get(x) is not None for x in args):
+    for x in args:
+      if np.ndim(x) and np.size(x) == np.shape(x)[-1]:
+        self.rows.put(x, x)
+    found = next(filter(None, map(self.results.get, args)), None)
+    if found is not None:
+      is_moved = operation.name in sources.LAYOUTS - _IN_ORDER
       for x in results:
-        self.note_result(x)
+        self._note_result(x, None if is_moved else found.backward)
 
   def note_rule(self, results: Sequence[Any]) -> None:
     """Records the results of a function with a custom derivative.
@@ -250,17 +279,37 @@ class Dots(calls.Walker):
     ):
       return y
     is_above = binding_private.staged(y) is not y
-    if is_above and found.of_sums is not None:
-      call = found.of_sums
-    given: dict[str, Any] = {"x": call.x, **call.more}
-    if is_above:
-      given = {name: self.results.get(x) for name, x in given.items()}
-      if any(x is None for x in given.values()):
+    given, results, bias = self._operands_of(call)
+    if is_above and bias is not None:
+      rows = [self.rows.get(row) for row in found.rows]
+      are_fused = all(r is not None and r.backward for r in results.values())
+      if rows and are_fused and all(row is not None for row in rows):
+        bias = patterns.joined(rows)
+      elif found.of_sums is not None:
+        call = found.of_sums
+        given, results, bias = self._operands_of(call)
+      else:
         return y
+    if is_above:
+      if any(result is None for result in results.values()):
+        return y
+      given = {name: result.x for name, result in results.items() if result}
+    if bias is not None:
+      given["bias"] = bias
     x = given.pop("x")
     live = dataclasses.replace(call, x=x, more=given)
     live = live.with_rows(lambda a: binding_private.mapped_inside(y, a))
-    return activation_gradients.attached(y, live)
+    matmuls = {name: r.backward for name, r in results.items() if r}
+    return activation_gradients.attached(y, live, matmuls)
+
+  def _operands_of(
+    self, call: prologues.PrologueCall
+  ) -> tuple[dict[str, Any], dict[str, _Result | None], Any]:
+    """Returns x and `up` of a call, their matmuls, and the bias or None."""
+    given = {"x": call.x, **call.more}
+    bias = given.pop("bias", None)
+    results = {name: self.results.get(x) for name, x in given.items()}
+    return given, results, bias
 
   def _fused(
     self, operation: binding_private.BoundOperation, site: sites_lib.Site

@@ -120,6 +120,7 @@ class Found:
     name: such as "rms_norm with weight".
     call: the prologue and its operands; None if no prologue computes the value.
     of_sums: the call without a bias, of the sums with the bias; or None.
+    rows: those that make the bias of `call`, if there is `of_sums`.
     reason: why no prologue does; "" if one does.
     seen: identities of the values that were compared with patterns.
     has_custom_derivative: whether the code may have another derivative than the
@@ -130,6 +131,7 @@ class Found:
   name: str
   call: prologues.PrologueCall | None = None
   of_sums: prologues.PrologueCall | None = None
+  rows: tuple[Any, ...] = ()
   reason: str = ""
   seen: frozenset[int] = frozenset()
   has_custom_derivative: bool = False
@@ -169,6 +171,7 @@ def find(x: Any) -> Found | None:
         found,
         call=_as_of(x, found.call),
         of_sums=matcher.of_sums,
+        rows=matcher.rows,
         seen=frozenset(matcher.seen),
         has_custom_derivative=matcher.has_custom_derivative,
       )
@@ -430,6 +433,7 @@ class _Matcher:
     self._functions: dict[tuple[int, int], tuple[Any, _Function]] = {}
     self.seen: set[int] = set()
     self.of_sums: prologues.PrologueCall | None = None
+    self.rows: tuple[Any, ...] = ()
     self.has_custom_derivative = False
 
   # Values.
@@ -1067,10 +1071,10 @@ class _Matcher:
     pairs = [pair for v in sums if (pair := self._biased(v)) is not None]
     if len(pairs) < len(sums):
       return call(sums, None)
-    rows = _joined([row for _, row in pairs])
-    found = call([v for v, _ in pairs], rows)
+    rows = [row.atom for _, row in pairs]
+    found = call([v for v, _ in pairs], _Value(joined(rows), None))
     if all(v.function is None for v in sums):
-      self.of_sums = call(sums, None)
+      self.of_sums, self.rows = call(sums, None), tuple(rows)
     return found
 
   def _of_relu(self, value: _Value) -> _Value | None:
@@ -1246,12 +1250,12 @@ def _is_widened(before: Any, after: Any) -> bool:
   )
 
 
-def _joined(rows: Sequence[_Value]) -> _Value:
-  """Returns one row with all rows, in f32."""
+def joined(rows: Sequence[Any]) -> Any:
+  """Returns one row with all rows, in f32 if there are several."""
   if len(rows) == 1:
     return rows[0]
-  each = [jnp.ravel(row.atom).astype(jnp.float32) for row in rows]
-  return _Value(jnp.concatenate(each), None)
+  each = [jnp.ravel(row).astype(jnp.float32) for row in rows]
+  return jnp.concatenate(each)
 
 
 def _options(made: _Operation) -> list[Any]:

@@ -21,8 +21,15 @@ from jaxplugin.dot import arguments, sides
 from jaxplugin.jaxext import jax_private, program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.rewriting import calls, ragged_dots, sources
+from jaxplugin.training import (
+  activation_gradients,
+  gradients,
+  products,
+  quantized_operand,
+  ragged,
+  recipes,
+)
 from jaxplugin.training import api as training
-from jaxplugin.training import products, quantized_operand, ragged, recipes
 
 WHO: Final = "quantize_dots"
 
@@ -440,13 +447,30 @@ def prologue_refusals(
   if site.operation == RAGGED:
     numbers = operation.params[NUMBERS[RAGGED]]
     return ragged.prologue_refusals(site.recipe, lhs, rhs, numbers)
-  setting = products.Setting(
-    scheme=products.Scheme(recipe=site.recipe, weight=site.weight),
+  return quantized_operand.prologue_refusals(
+    _setting(site, lhs.dtype), (lhs, rhs)
+  )
+
+
+def backward_of(
+  site: Site, operation: binding_private.BoundOperation
+) -> activation_gradients.Backward | None:
+  """Returns `gradients.backward_of` a site with a recipe."""
+  if site.operation == RAGGED:
+    return None
+  lhs, rhs, *_ = operation.args
+  layer = "/".join(scope_names())
+  return gradients.backward_of(_setting(site, lhs.dtype), lhs, rhs, layer)
+
+
+def _setting(site: Site, dtype: Any) -> products.Setting:
+  scheme = products.Scheme(recipe=site.recipe, weight=site.weight, who=WHO)
+  return products.Setting(
+    scheme=scheme,
     numbers=site.dimension_numbers,
     precision=None,
-    dtype=lhs.dtype,
+    dtype=dtype,
   )
-  return quantized_operand.prologue_refusals(setting, (lhs, rhs))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -154,6 +154,18 @@ def _limited(x, low, high):
   return real + 1j * passes * x.imag if np.iscomplexobj(x) else real
 
 
+def assert_sums(got, prologue, x, more, start):
+  """Asserts that sums of columns over dimensions from `start` on are near f64.
+
+  Each addition rounds once. Each row may have the error of the largest result.
+  """
+  y = exact(prologue, x, more)[0]
+  over = tuple(range(start, y.ndim - 1))
+  count = y.size // y.sum(over).size
+  bound = (count * np.abs(y).sum(over) + 16 * count * np.abs(y).max()) * 2**-24
+  np.testing.assert_array_less(np.abs(got - y.sum(over)), bound)
+
+
 def along(*dims, merged=False):
   """Returns blockings along dimensions of SHAPE."""
   found = [blocking.Blocking.along(d, len(SHAPE), 32) for d in dims]
@@ -170,15 +182,17 @@ class KernelCase:
     kernel: what follows "quantize_" in the name of the launched kernel.
     prologue: computed before quantizing.
     call: function of `args()`. It returns values and scale of each blocking,
-      the amax or None, and x + residual or None. With prologue=None it only
-      quantizes x.
+      the amax or None, and x + residual, the sums of columns, or None. With
+      prologue=None it only quantizes x.
     others: the other launched kernels.
+    column_sums: of the problem.
   """
 
   kernel: str
   prologue: Prologue
   call: Callable
   others: tuple[str, ...] = ()
+  column_sums: int | None = None
 
   def args(self):
     """Returns x and {name: operand}."""
@@ -202,6 +216,10 @@ class KernelCase:
       largest = np.abs(exact(self.prologue, *args)[0]).max()
       for each in (amax, other_amax):
         np.testing.assert_allclose(each, largest, rtol=_AMAX_ERROR)
+    if self.column_sums is not None:
+      for sums in (total, other_total):
+        assert_sums(sums, self.prologue, *args, self.column_sums)
+      return
     test.assertEqual(total is None, "residual" not in args[1])
     if total is not None:
       np.testing.assert_array_equal(
@@ -236,7 +254,8 @@ def kernel_cases():
       )
       return [each[:2] for each in found], amax, total
 
-    return KernelCase(kernel, prologue, call, others)
+    sums = options.get("column_sums")
+    return KernelCase(kernel, prologue, call, others, sums)
 
   # fmt: off
   return (
@@ -270,5 +289,10 @@ def kernel_cases():
     case("silu_gradient_mxfp8", of_silu, along(1)),
     case("both_relu_gradient_nvfp4", of_relu, both, nvfp4,
          others=("finite_amax_both",)),
+    case("silu_gradient_mxfp8_sums", of_silu, column_sums=0),
+    case("exact_gelu_gradient_mxfp8_sums", GRADIENTS[-4], along(1),
+         column_sums=1),
+    case("both_silu_and_mul_gradient_nvfp4_sums", of_halves, both, nvfp4, 0.02,
+         column_sums=0),
   )
   # fmt: on

@@ -6,14 +6,22 @@ In the backward pass of dot -> activation -> dot, the first matmul quantizes the
 gradient of its result. If an activation was `attached`, that matmul finds which
 operation computes the gradient, and quantizes it with that operation as the
 prologue.
+
+The gradient of a bias is the sum of the rows of that gradient. JAX asks for it
+before the matmul runs. So with a bias the activation quantizes its gradient, as
+the matmul's `Backward` says, and one kernel also computes the sum. The matmul
+finds the quantized arrays.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+import math
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,40 +30,93 @@ from jax.custom_derivatives import SymbolicZero
 
 from jaxplugin.jaxext import jax_private, linear_calls, mesh_axes, tangents
 from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.quantization import operands as operands_lib
 from jaxplugin.quantization import prologues
 
 Arrays = Sequence[jax.Array]
-# JAX's `add_any` sums the cotangents of a value that is read twice.
-_SUM: Final = "a sum with another gradient"
+_Setting: TypeAlias = (
+  "tuple[prologues.Prologue, tuple[tuple[str, Backward], ...]]"
+)
+_NO_CONTEXT: Final = contextlib.nullcontext()
+# Names of operations in reasons. JAX's `add_any` sums the cotangents of a value
+# that is read twice, and `reduce_sum` those of a bias.
+_NAMES: Final = {
+  "add_any": "a sum with another gradient",
+  "reduce_sum": "a sum of rows, such as the gradient of a bias,",
+}
 
 
-def attached(y: jax.Array, call: prologues.PrologueCall) -> jax.Array:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Backward:
+  """How a matmul quantizes the gradient of its result.
+
+  Attributes:
+    shape: of the result.
+    specs: for each matmul of the backward pass.
+    message: of the error for a second derivative.
+    layer: names of the scopes of the matmul, "" without a scope.
+  """
+
+  shape: tuple[int, ...]
+  specs: tuple[operands_lib.QuantizeSpec, ...]
+  message: str
+  layer: str
+
+  def quantize(self, call: prologues.PrologueCall) -> tuple[list[Any], Any]:
+    """Returns the result of a call for each spec, and the sum of its rows."""
+    call = tangents.without_derivative(call.canonical(self.shape), self.message)
+    named = jax.named_scope(self.layer) if self.layer else _NO_CONTEXT
+    with named:
+      *quantized, sums = operands_lib.quantize_all(
+        call, self.specs, (None,) * len(self.specs), sums_columns=True
+      )
+    return quantized, sums
+
+
+def attached(
+  y: jax.Array,
+  call: prologues.PrologueCall,
+  matmuls: Mapping[str, Backward | None] = types.MappingProxyType({}),
+) -> jax.Array:
   """Returns y, whose gradient goes to the operands of the call.
 
   Args:
     y: the result of the activation, in any float dtype.
     call: an activation that computes y.
+    matmuls: of the matmuls that compute "x" and "up", if they quantize their
+      gradients with a prologue.
   """
   call = call.canonical(y.shape)
   operands = [call.x, *call.more.values()]
   if call.prologue.halves and mesh_axes.mesh_of(operands) is not None:
     return y  # the gradient of halves would merge a sharded dimension
   y, *operands = jax_private.vary_alike([y, *operands])
-  return _attached(call.prologue, y, operands)
+  shape = call.x.shape  # that of the matmul's result, unless a `vmap` maps y
+  found = tuple(
+    (name, b)
+    for name, b in matmuls.items()
+    if b
+    and b.shape[-1:] == shape[-1:]
+    and math.prod(b.shape) == math.prod(shape)
+  )
+  # A `Backward` has the scopes of its matmul.
+  with jax_private.outside_scopes() if found else _NO_CONTEXT:
+    return _attached((call.prologue, found), y, operands)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _attached(
-  prologue: prologues.Prologue, y: jax.Array, operands: list[jax.Array]
+  setting: _Setting, y: jax.Array, operands: list[jax.Array]
 ) -> jax.Array:
-  del prologue, operands  # the derivative is that by the operands only
+  del setting, operands  # the derivative is that by the operands only
   return y
 
 
 def _attached_jvp(
-  prologue: prologues.Prologue, primals: Any, tangents: Any
+  setting: _Setting, primals: Any, tangents: Any
 ) -> tuple[jax.Array, jax.Array]:
   (y, operands), (_, given) = primals, tangents
+  prologue, matmuls = setting
   names = ("x", *prologue.operands)
   active = {
     name: t
@@ -65,7 +126,7 @@ def _attached_jvp(
   if not active:
     return y, jnp.zeros_like(y)
   tangent = _GatedTangent(
-    prologue=prologue, active=tuple(active), dtype=y.dtype
+    prologue=prologue, matmuls=matmuls, active=tuple(active), dtype=y.dtype
   )
   linear = list(active.values())
   return y, linear_calls.linear_call(tangent, linear, operands)
@@ -82,6 +143,7 @@ class _GatedTangent(linear_calls.Linear):
   """
 
   prologue: prologues.Prologue
+  matmuls: tuple[tuple[str, Backward], ...]
   active: tuple[str, ...]
   dtype: np.dtype
 
@@ -105,19 +167,32 @@ class _GatedTangent(linear_calls.Linear):
   ) -> list[jax.Array | None]:
     names = [n for n, w in zip(self.active, wanted, strict=True) if w]
     dtype, found = constants[0].dtype, dict[str, jax.Array]()
-    if "bias" in names:  # the floats of the other gradients are summed
+    has_bias, sums = "bias" in names, list[jax.Array]()
+    if has_bias:  # the rows of the other gradients are summed
       has_up = "up" in self.prologue.operands
-      for name in ("x", "up") if has_up else ("x",):
-        gradient = _Gradient.of(self.prologue, name, np.dtype(np.float32))
-        found[name] = gradient.apply([g], constants)
-      sums = [row.sum(tuple(range(row.ndim - 1))) for row in found.values()]
-      found = {name: row.astype(dtype) for name, row in found.items()}
+      names = ["x", "up"] if has_up else ["x"]
+    for name in names:
+      gradient = _Gradient.of(self.prologue, name, dtype)
+      leaves = list[jax.Array]()
+      if has_bias and (matmul := dict(self.matmuls).get(name)) is not None:
+        quantized, row = matmul.quantize(gradient.call([g], constants))
+        leaves, tree = jax.tree.flatten(quantized)
+        gradient = dataclasses.replace(
+          gradient, specs=matmul.specs, quantized=tree
+        )
+        sums.append(row)
+      elif has_bias:  # the floats are summed, so no kernel computes them again
+        exact = dataclasses.replace(gradient, dtype=np.dtype(np.float32))
+        row = exact.apply([g], constants)
+        sums.append(row.sum(tuple(range(row.ndim - 1))))
+        found[name] = row.astype(dtype)
+        continue
+      arrays = [*constants, *leaves]
+      found[name] = linear_calls.linear_call(gradient, [g], arrays)
+    if has_bias:
       found["bias"] = jnp.concatenate(sums)
-    else:
-      for name in names:
-        gradient = _Gradient.of(self.prologue, name, dtype)
-        found[name] = linear_calls.linear_call(gradient, [g], constants)
-    return [found[n] if n in names else None for n in self.active]
+    pairs = zip(self.active, wanted, strict=True)
+    return [found[name] if is_wanted else None for name, is_wanted in pairs]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,12 +201,16 @@ class _Gradient(linear_calls.Linear):
 
   Attributes:
     prologue: computes the gradient. Its operands end with the cotangent, and
-      the others are the constants.
+      the others are the first constants.
     dtype: of the gradient.
+    specs, quantized: how the gradient is quantized in the other constants, and
+      their structure. Nothing here reads them.
   """
 
   prologue: prologues.Prologue
   dtype: np.dtype
+  specs: tuple[operands_lib.QuantizeSpec, ...] = ()
+  quantized: Any = None
 
   is_value: ClassVar[bool] = True
 
@@ -145,7 +224,7 @@ class _Gradient(linear_calls.Linear):
     return cls(prologue=prologue, dtype=dtype)
 
   def call(self, linear: Arrays, constants: Arrays) -> prologues.PrologueCall:
-    x, *more = (*constants, *linear)
+    x, *more = (*constants[: len(self.prologue.operands)], *linear)
     operands = dict(zip(self.prologue.operands, more, strict=True))
     return prologues.PrologueCall(prologue=self.prologue, x=x, more=operands)
 
@@ -167,13 +246,26 @@ class _Gradient(linear_calls.Linear):
     return list(transposed(g))
 
 
-def call_of(g: Any) -> prologues.PrologueCall | None:
-  """Returns the call that computes g, the gradient of an attached activation.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+  """The gradient of an attached activation.
+
+  Attributes:
+    call: computes it.
+    quantized: the results of the call that are quantized already.
+  """
+
+  call: prologues.PrologueCall
+  quantized: Mapping[operands_lib.QuantizeSpec, Any]
+
+
+def find(g: Any) -> Found | None:
+  """Returns how g is computed, if it is the gradient of an attached activation.
 
   Returns None for another array. Conversions of floats and reshapes of rows may
   come after the call. Also returns None if another operation has read g, such
-  as the sum that is the gradient of a bias: then g is computed anyway, and a
-  prologue would compute it again. The call's arrays are in the `vmap`s of g.
+  as a sum with another gradient: then g is computed anyway, and a prologue
+  would compute it again. The found arrays are in the `vmap`s of g.
   """
   x = binding_private.below_vmaps(g)
   if x is None:
@@ -184,9 +276,7 @@ def call_of(g: Any) -> prologues.PrologueCall | None:
     if any(user is not after for user in binding_private.users(x)):
       return None
     if eqn.primitive is linear_calls.linear_call_p:
-      call = _call_of_all(eqn.params["function"], eqn.in_tracers)
-      as_g = functools.partial(binding_private.mapped_as, g)
-      return call and call.canonical(shape).with_rows(as_g)
+      return _found(eqn.params["function"], eqn.in_tracers, shape, g)
     (x, *_), name = eqn.in_tracers, eqn.primitive.name
     is_conversion = name == "convert_element_type" and jnp.issubdtype(
       x.dtype, jnp.floating
@@ -200,15 +290,24 @@ def call_of(g: Any) -> prologues.PrologueCall | None:
   return None
 
 
-def _call_of_all(
-  function: linear_calls.Linear, arrays: Arrays
-) -> prologues.PrologueCall | None:
-  """Returns the call of a gradient, or of `vmap`s of one; or None."""
+def _found(
+  function: linear_calls.Linear, arrays: Arrays, shape: Sequence[Any], g: Any
+) -> Found | None:
+  """Returns how a function, or `vmap`s of one, computes g of a shape below."""
   linear, *constants = arrays
   function, is_by_first = _without_vmaps(function)
   if not isinstance(function, _Gradient) or not is_by_first:
     return None
-  return function.call([linear], constants)
+  as_g = functools.partial(binding_private.mapped_as, g)
+  leaves = map(as_g, constants[len(function.prologue.operands) :])
+  quantized = (
+    jax.tree.unflatten(function.quantized, leaves) if function.specs else ()
+  )
+  call = function.call([linear], constants).canonical(shape)
+  return Found(
+    call=call.with_rows(as_g),
+    quantized=dict(zip(function.specs, quantized, strict=True)),
+  )
 
 
 def _without_vmaps(
@@ -226,6 +325,8 @@ def _without_vmaps(
     return function, False
   names = ("cotangent", "x", *function.prologue.operands[:-1])
   dims = tuple(None if name == "bias" else 0 for name in names)
+  if function.specs:
+    dims += (0,) * function.quantized.num_leaves
   return function, all(each == dims for each in mapped)
 
 
@@ -246,9 +347,7 @@ def separate_gradient(eqn: Any, jaxpr: Any) -> tuple[str, str]:
     e.primitive for e in jaxpr.eqns if any(v is result for v in e.invars)
   ]
   others = {
-    _SUM if p.name == "add_any" else p.name: None
-    for p in users
-    if p not in tangents.GUARDS
+    _NAMES.get(p.name, p.name): None for p in users if p not in tangents.GUARDS
   }
   # With a prologue, a matmul's only use of the gradient is this guard.
   is_fused = tangents.derivative_guard_p in users

@@ -26,6 +26,7 @@ from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.dot import sides
 from jaxplugin.jaxext import jax_private, linear_calls
+from jaxplugin.quantization import operands
 from jaxplugin.training import activation_gradients, products
 
 # Names of quantized residuals, for policies of `jax.checkpoint`.
@@ -123,6 +124,27 @@ def _dot_jvp(
 
 
 quantized_dot.defjvp(_dot_jvp, symbolic_zeros=True)
+
+
+def backward_of(
+  setting: products.Setting, lhs: Any, rhs: Any, layer: str
+) -> activation_gradients.Backward | None:
+  """Returns how the gradient of a matmul's result in a layer is quantized.
+
+  Returns None if it is not quantized, or not with a prologue.
+  """
+  recipe, shape = setting.scheme.recipe, setting.shape(lhs, rhs)
+  if recipe.grad_format is None or recipe.stochastic_rounding:
+    return None
+  found = setting.backward(lhs, rhs, dict.fromkeys(products.SIDES, True))
+  used = [product for product in found.values() if product is not None]
+  specs = tuple(setting.scheme.spec_of_gradient(p, shape) for p in used)
+  if not specs or operands.prologue_refusal(specs, shape):
+    return None
+  message = f"{setting.scheme.who}{products.NO_SECOND}"
+  return activation_gradients.Backward(
+    shape=shape, specs=specs, message=message, layer=layer
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -267,18 +289,15 @@ class _Tangent(linear_calls.Linear):
         )
       keys = [self.setting.key(key, side) for side in used]
     specs = [
-      scheme.spec(
-        format,
-        p.lhs,
-        given[side].shape,
-        transform=p.hadamard,
-        is_gradient=True,
-      )
-      for side, p in used.items()
+      scheme.spec_of_gradient(p, given[side].shape) for side, p in used.items()
     ]
     if all(x is g for x in given.values()):
-      call = activation_gradients.call_of(g)
-      results = products.quantized(g, specs, keys, who=scheme.who, call=call)
+      found = activation_gradients.find(g)
+      if found and all(spec in found.quantized for spec in specs):
+        results = [found.quantized[spec] for spec in specs]
+      else:
+        call = None if found is None else found.call
+        results = products.quantized(g, specs, keys, who=scheme.who, call=call)
     else:
       each = zip(given.values(), specs, keys, strict=True)
       results = [

@@ -39,7 +39,7 @@ from jaxplugin.training import recipes
 Side = Literal["lhs", "rhs"]
 _Formats = tuple[formats.BlockFormat | None, formats.BlockFormat | None]
 
-_NO_SECOND: Final = (
+NO_SECOND: Final = (
   ": a gradient computed from quantized arrays has no derivative; for a"
   " second derivative pass a recipe with unquantized gradients,"
   " dataclasses.replace(recipe, quantize_dgrad=False, quantize_wgrad=False)"
@@ -123,6 +123,16 @@ class Scheme:
         scale_up=recipe.grad_scale_up and is_gradient,
       ),
       axis_name=axis_name,
+    )
+
+  def spec_of_gradient(
+    self, product: Product, shape: Sequence[Any]
+  ) -> operands.QuantizeSpec:
+    """Returns how the result's gradient is quantized for a backward matmul."""
+    format = self.recipe.grad_format
+    assert format is not None
+    return self.spec(
+      format, product.lhs, shape, transform=product.hadamard, is_gradient=True
     )
 
 
@@ -299,10 +309,10 @@ def quantized(
   if not specs:
     return []
   if call and not operands.prologue_refusal(specs, x.shape):
-    guard = tangents.derivative_guard(x, f"{who}{_NO_SECOND}")
+    guard = tangents.derivative_guard(x, f"{who}{NO_SECOND}")
     call = tangents.attach_guard(call, guard)
     return list(operands.quantize_all(call, tuple(specs), tuple(keys)))
-  x = tangents.without_derivative(x, f"{who}{_NO_SECOND}")
+  x = tangents.without_derivative(x, f"{who}{NO_SECOND}")
   first = specs[0]
   if any(spec.format != first.format for spec in specs):  # blocks of whole rows
     each = zip(specs, keys, strict=True)
@@ -490,7 +500,7 @@ class TrainingOperand:
 
   def _held(self, x: jax.Array, held: Held, is_needed: bool) -> tuple[Any, Any]:
     """Returns the results of `quantize` from copies that exist already."""
-    guard = tangents.derivative_guard(x, f"{self.who}{_NO_SECOND}")
+    guard = tangents.derivative_guard(x, f"{self.who}{NO_SECOND}")
     now = None
     if held.forward is not None:
       now = of_bits(tangents.attach_guard(held.forward, guard))

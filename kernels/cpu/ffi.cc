@@ -275,9 +275,21 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
     } else if (is_f32 && out->y == nullptr &&
                IsDims((*result)->dimensions(), {rows, k})) {
       out->y = static_cast<float*>((*result)->untyped_data());
+    } else if (is_f32 && out->column_sums == nullptr &&
+               (*result)->dimensions().size() == 3 && count > 0) {
+      const auto dims = (*result)->dimensions();
+      JAXPLUGIN_REQUIRE(check,
+                        dims[0] > 0 && rows % dims[0] == 0 && dims[1] == 1 &&
+                            dims[2] == k,
+                        "column sums must be f32[entries, 1, k], and entries"
+                        " divide the rows",
+                        Text(**result) + " for " + Text(x));
+      out->column_sums = static_cast<float*>((*result)->untyped_data());
+      out->entries = dims[0];
     } else {
-      check.Fail("the last results must be amax, f32[], and the prologue's"
-                 " result, f32[rows, k], each at most once",
+      check.Fail("the last results must be amax, f32[], the prologue's result,"
+                 " f32[rows, k], and its column sums, f32[entries, 1, k], each"
+                 " at most once",
                  result.has_value() ? Text(**result) : "no array");
     }
   }
@@ -323,6 +335,16 @@ void ReadSides(Checker& check, const SideAttributes& given,
                (is_both && IsDims(given_global.dimensions(), {2}))),
           "global_scale must be f32[] or f32[0], or f32[2] for both sides",
           Text(given_global))) {
+    return;
+  }
+  const Prologue& p = args.prologue;
+  if (p.column_sums != nullptr &&
+      !JAXPLUGIN_REQUIRE(check,
+                         run == 0 || args.rows / p.entries % run == 0,
+                         "run must divide the rows of an entry of column sums",
+                         std::to_string(run) + " for " +
+                             std::to_string(p.entries) + " entries of " +
+                             Text(x))) {
     return;
   }
   const size_t key_at = ArgumentsOf(args.prologue);
@@ -423,6 +445,7 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
                      given_sides.along == 3 ? 3 : 0, &args.prologue);
   OperandArgs sides[2] = {};
   if (given_sides.along != 1 || more.size() > ArgumentsOf(args.prologue) ||
+      args.prologue.column_sums != nullptr ||
       (args.prologue.function != PrologueFunction::kNone &&
        compute_global != 0)) {
     ffi::AnyBuffer first[3] = {*values, *scale, *global_scale};

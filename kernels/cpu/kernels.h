@@ -207,6 +207,10 @@ struct Prologue {
   float* y;               // [rows, k] for the f32 result; null: not wanted
   // Bits of the result's largest finite magnitude, 0 at first; null: not wanted.
   uint32_t* amax;
+  // [entries, k]: sums of the f32 result over the rows of each entry; null: not
+  // wanted.
+  float* column_sums;
+  int64_t entries;
 
   JAXPLUGIN_ALWAYS_INLINE bool IsNorm() const {
     return function == PrologueFunction::kRmsNorm ||

@@ -97,6 +97,8 @@ def decide(
   each blocking is a part with a separate choice. If no kernel computes the
   prologue, the parts quantize its result, which XLA ops compute.
   """
+  if not problem.blockings:  # XLA ops compute the column sums
+    return []
   problem = as_products_read(problem, target)
   whole = choose(problem, module, target, overlay)
   if whole.implementation != xla.QUANTIZE.name:
@@ -265,7 +267,7 @@ def explained(
     reasons += _refusals(decision, table, target)
   names = dict.fromkeys(decision.implementation for _, decision in decided)
   return Decided(
-    implementation=" and ".join(names),
+    implementation=" and ".join(names) or xla.QUANTIZE.name,
     reason="; ".join(dict.fromkeys(reasons)),
     decisions=tuple(decision for _, decision in decided),
     problems=tuple(problem for problem, _ in decided),

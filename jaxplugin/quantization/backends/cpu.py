@@ -287,6 +287,11 @@ def _quantize_prologue(
   if global_scale is not None and global_scale.ndim:
     global_scale = global_scale[jnp.array(order)]
   rows, k = x.reshape(-1, x.shape[-1]), problem.shape[-1]
+  run, sums = max(runs), list[jax.ShapeDtypeStruct]()
+  if problem.column_sums is not None:
+    entries = math.prod(problem.shape[: problem.column_sums])
+    run = run or rows.shape[0] // entries
+    sums = [jax.ShapeDtypeStruct((entries, 1, k), jnp.float32)]
   types: list[jax.ShapeDtypeStruct] = []
   for i in order:
     written = rows.shape[0], k
@@ -296,7 +301,7 @@ def _quantize_prologue(
       written = rows.shape[0] // runs[i] * k, padded
     types += _types(problem, *written)
   types += [jax.ShapeDtypeStruct(rows.shape, x.dtype)] * problem.returns_sum
-  types += [jax.ShapeDtypeStruct((), jnp.float32)] * problem.returns_amax
+  types += [jax.ShapeDtypeStruct((), jnp.float32)] * problem.returns_amax + sums
   arrays = [
     more[name].reshape(-1, more[name].shape[-1])
     if name in more and name in prologues.OF_X
@@ -316,20 +321,20 @@ def _quantize_prologue(
     alpha=np.float32(prologue.alpha),
     limit=np.float32(prologue.limit),
     along=np.int64(sum({1 + (run > 0) for run in runs})),
-    run=np.int64(max(runs)),
+    run=np.int64(run),
     **attributes,
   )
   found: dict[int, list[jax.Array]] = {}
   for at, i in enumerate(order):
     each = results[3 * at :][:3]
     found[i] = _restored(each, singles[i], _as_written(singles[i]).blockings[0])
+  # The kernel's first further result is the sum of a norm, which is the last.
   rest = results[3 * len(order) :]
-  sums, amax = rest[: problem.returns_sum], rest[problem.returns_sum :]
-  return [
-    *(leaf for i in range(len(order)) for leaf in found[i]),
-    *amax,
-    *(total.reshape(x.shape) for total in sums),
-  ]
+  rest = [*rest[problem.returns_sum :], *rest[: problem.returns_sum]]
+  leaves = [leaf for i in range(len(order)) for leaf in found[i]]
+  shapes = [shape for shape, _ in problem.result_types()[len(leaves) :]]
+  more_results = zip(rest, shapes, strict=True)
+  return [*leaves, *(a.reshape(shape) for a, shape in more_results)]
 
 
 def _quantize_operand(

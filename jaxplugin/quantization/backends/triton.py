@@ -149,6 +149,10 @@ def quantize(
   found = [leaf for i in range(len(each)) for leaf in results[i]]
   if problem.returns_amax:
     found.append(arrays["amax"].max())
+  if problem.column_sums is not None:
+    shape = problem.shape[: problem.column_sums]
+    pieces = arrays["sums"].reshape(*shape, -1, problem.shape[-1])
+    found.append(pieces.sum(-2))
   if problem.returns_sum:
     found.append(arrays["total"].reshape(problem.shape))
   return found

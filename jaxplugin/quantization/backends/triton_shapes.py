@@ -42,6 +42,15 @@ def launches(
   if isinstance(x, decisions.Unsupported):
     return x
   found = quantize_plans.plan(x, architecture)
+  entries = math.prod(problem.shape[: problem.column_sums or 0])
+  if x.batch % entries:
+    tile = dict(found[-1].constexprs)["TILE"]
+    size = tile.block_m if tile.is_row_major else tile.block_k
+    rows = math.prod(problem.shape[:-1]) // entries
+    if rows % size:
+      return decisions.Unsupported(
+        f"sums columns of whole tiles of {size} rows under vmap, got {rows}"
+      )
   programs = max(each.grid for each in found)
   if programs > _MAX_PROGRAMS:
     return decisions.Unsupported(
@@ -387,4 +396,5 @@ def _common(problem: problems.QuantizationProblem) -> dict[str, Any]:
     "prologue": problem.prologue,
     "dtype": problem.dtype.name,
     "returns_amax": problem.returns_amax,
+    "sums_columns": problem.column_sums is not None,
   }

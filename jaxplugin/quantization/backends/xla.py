@@ -31,7 +31,11 @@ def quantize(
   rest: list[jax.Array] = []
   if problem.prologue is not None:
     x, *rest = prologues.compute(
-      problem.prologue, x, more, returns_amax=problem.returns_amax
+      problem.prologue,
+      x,
+      more,
+      returns_amax=problem.returns_amax,
+      column_sums=problem.column_sums,
     )
   (options,), (key,) = problem.options, keys or (None,)
   if key is not None and options.strides is None:
@@ -60,7 +64,11 @@ def after_prologue(
     return tuple(operands), problem, []
   x, more, *given = problem.split_operands(operands)
   x, *rest = prologues.compute(
-    problem.prologue, x, more, returns_amax=problem.returns_amax
+    problem.prologue,
+    x,
+    more,
+    returns_amax=problem.returns_amax,
+    column_sums=problem.column_sums,
   )
   return (x, *given[0], *given[1]), problem.without_prologue(), rest
 

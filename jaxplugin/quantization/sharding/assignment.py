@@ -236,6 +236,8 @@ def quantize_notation(
   if (prologue := problem.prologue) is not None:
     if problem.returns_amax:
       results.append(())
+    if problem.column_sums is not None:
+      results.append([*x[: problem.column_sums], x[-1]])
     if prologue.has_residual:
       results.append(x)
     paired = prologues.paired(x, prologue.halves, notation.WHOLE)

@@ -233,10 +233,15 @@ def _quantize_shard(
     own = dataclasses.replace(own, num_maxima=largest.shape[1])
     operands = (operands[0], largest, *keys)
   found = _bytes_of(local(operands, own)) + rest
+  at = len(problem.blockings) * problem.results_each
   if problem.returns_amax and axes:
-    at = len(problem.blockings) * problem.results_each
     bits = lax.bitcast_convert_type(found[at], jnp.uint32)
     found[at] = lax.bitcast_convert_type(lax.pmax(bits, axes), jnp.float32)
+  if problem.column_sums is not None:
+    summed = assigned.operands[0][problem.column_sums : -1]
+    if over := tuple(a for dim in summed for a in dim):
+      at += problem.returns_amax
+      found[at] = lax.psum(found[at], over)
   return found
 
 

@@ -3,7 +3,8 @@
 //
 // Quantizes the result of a prologue along k and along runs of rows, from one
 // read of x. A thread computes the statistics of a strip's rows, and then some
-// columns of the strip at a time, in f32 in its cache, for both results.
+// columns of the strip at a time, in f32 in its cache, for both results. It also
+// sums the columns of the strip.
 
 constexpr int kStripRows = 64;      // whole blocks along the rows
 constexpr int kStripColumns = 256;  // whole blocks along k
@@ -106,17 +107,20 @@ struct StripMemory {
   float* slots;            // of each thread: a strip, and a row
   Statistics* statistics;  // of each row
   uint32_t* maxima;        // of each strip and side
+  float* sums;             // of each strip and column
 
   StripMemory(const QuantizeArgs& args, int64_t strips, int threads)
       : row_floats(RoundUp(args.k, 16)),
         scratch(static_cast<size_t>(
             4 * threads * (kStripFloats + row_floats) +
             static_cast<int64_t>(sizeof(Statistics)) * args.rows +
-            4 * 2 * strips)),
+            4 * 2 * strips +
+            (args.prologue.column_sums != nullptr ? 4 * strips * args.k : 0))),
         slots(reinterpret_cast<float*>(scratch.get())),
         statistics(reinterpret_cast<Statistics*>(
             slots + threads * (kStripFloats + row_floats))),
-        maxima(reinterpret_cast<uint32_t*>(statistics + args.rows)) {}
+        maxima(reinterpret_cast<uint32_t*>(statistics + args.rows)),
+        sums(reinterpret_cast<float*>(maxima + 2 * strips)) {}
 
   float* slot(int index) const {
     return slots + index * (kStripFloats + row_floats);
@@ -149,8 +153,33 @@ void ForColumns(const QuantizeArgs& args, const StripMemory& memory,
       ComputeColumns(args, memory.statistics[row], row, c, columns, y[r]);
       if (is_first) Report(p, row * args.k + c, columns, y[r]);
     }
+    if (is_first && p.column_sums != nullptr) {
+      float* __restrict sums = memory.sums + index * args.k + c;
+      __builtin_memcpy(sums, y[0], columns * sizeof(float));
+      for (int r = 1; r < rows; ++r) AddBias(y[r], columns, sums);
+    }
     use(Strip{first, c, rows, columns, y});
   }
+}
+
+// Adds the sums of the strips of each entry, in order and in f64. So the bits do
+// not depend on the threads, and the roundings are those of a strip's rows.
+inline bool AddColumnSums(const QuantizeArgs& args, const StripMemory& memory,
+                          int64_t strips, const Parallel& parallel) {
+  const Prologue& p = args.prologue;
+  const int64_t each = strips / p.entries;
+  const int64_t chunks = CeilDiv(args.k, kStripColumns);
+  return ParallelFor(parallel, p.entries * chunks, [&](int64_t i, int) {
+    const int64_t entry = i / chunks, c = i % chunks * kStripColumns;
+    const int64_t columns = Min(kStripColumns, args.k - c);
+    double sums[kStripColumns] = {};
+    for (int64_t s = entry * each; s < (entry + 1) * each; ++s) {
+      const float* strip = memory.sums + s * args.k + c;
+      for (int64_t j = 0; j < columns; ++j) sums[j] += strip[j];
+    }
+    float* out = p.column_sums + entry * args.k + c;
+    for (int64_t j = 0; j < columns; ++j) out[j] = static_cast<float>(sums[j]);
+  });
 }
 
 bool QuantizeStrips(const QuantizeArgs& args, const Parallel& parallel) {
@@ -188,12 +217,15 @@ bool QuantizeStrips(const QuantizeArgs& args, const Parallel& parallel) {
     }
     if (each.values != nullptr) *each.global_scale = global[side];
   }
-  return ParallelForInParts(parallel, strips, [&](int64_t i, int slot) {
+  const auto quantize = [&](int64_t i, int slot) {
     ForColumns(args, memory, i, slot, !is_computed, [&](const Strip& strip) {
       for (int side = 0; side < 2; ++side) {
         if (sides[side].values == nullptr) continue;
         QuantizeStrip(sides[side], side, global[side], strip);
       }
     });
-  });
+  };
+  return ParallelForInParts(parallel, strips, quantize) &&
+         (args.prologue.column_sums == nullptr ||
+          AddColumnSums(args, memory, strips, parallel));
 }

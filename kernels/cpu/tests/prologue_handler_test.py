@@ -8,6 +8,7 @@ Codes are those of quantizing the kernel's own f32 result, by NumPy.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import sys
 
@@ -236,6 +237,19 @@ def attributes(case: Case) -> dict[str, np.float32]:
   return {}
 
 
+def column_sums(y, entries):
+  """Returns the sums of f32 over strips of 64 rows, in order, and then in f64.
+
+  The error is at most 64 * 2^-24 times the sum of magnitudes.
+  """
+  total = []
+  for entry in y.reshape(entries, -1, y.shape[-1]):
+    strips = [entry[i : i + 64] for i in range(0, len(entry), 64)]
+    sums = [functools.reduce(np.add, strip) for strip in strips]
+    total.append(np.sum(np.float64(sums), axis=0))
+  return np.float32(total)
+
+
 class PrologueTest(parameterized.TestCase):
   @testing.each(case=CASES)
   def test_result_is_that_of_f64_and_codes_are_those_of_the_result(
@@ -321,8 +335,9 @@ class PrologueTest(parameterized.TestCase):
     both = np.float32([0.01, 0.02]) if is_nvfp4 and along == 3 else one
     for scale in (both, None) if is_nvfp4 else (None,):
       is_computed = is_nvfp4 and scale is None
-      *sides, amax, y = testing.prologue(
+      *sides, amax, y, sums = testing.prologue(
         global_scale=scale,
+        entries=2,
         compute_global=int(is_computed),
         along=along,
         run=70,
@@ -336,6 +351,7 @@ class PrologueTest(parameterized.TestCase):
         )
       np.testing.assert_array_equal(y, expected)
       self.assertEqual(amax, expected_amax)
+      np.testing.assert_array_equal(sums[:, 0], column_sums(y, entries=2))
       columns = y.reshape(2, 70, k).transpose(0, 2, 1)
       width = testing.one_a_byte(sides[-3], case.format).shape[-1] - 70
       columns = np.pad(columns, ((0, 0), (0, 0), (0, width)))
@@ -429,6 +445,9 @@ class PrologueTest(parameterized.TestCase):
      "the sum must have"),
     ("result", {"results": [((2, 32), BF16)]}, r"last .* amax.*got bf16\[2,32"),
     ("results", {"results": [((2, 32), "f4")] * 2}, r"once, got f32\[2,32"),
+    ("sums", {"entries": 3}, r"sums must be .* got f32\[3,1,32\]"),
+    ("sums_run", {"along": 2, "entries": 2},
+     "run must divide the rows of an entry"),
     ("two_amax", {"results": [((), "f4")] * 2}, r"at most once, got f32\[\]"),
     ("no_sum", {"residual": np.ones((2, 32), "f4"), "results": [((), "f4")]},
      "the sum must have x's dtype and shape, got f32"),

@@ -422,13 +422,15 @@ def prologue(
   along=1,
   padded=None,
   key=None,
+  entries=0,
   **options,
 ):
   """Calls jaxplugin_quantize with a prologue.
 
   Returns values, scale and the global scale of each side, the sum if there is a
-  residual, amax, and the prologue's result. `results` replaces the types of the
-  last ones. `padded` is the size of a run with its padding.
+  residual, amax, the prologue's result, and its column sums if there are
+  `entries`. `results` replaces the types of the last ones. `padded` is the size
+  of a run with its padding.
   """
   merges = halves and not options.get("gradient")
   rows, k = x.shape[0], x.shape[1] // (2 if merges else 1)
@@ -441,6 +443,7 @@ def prologue(
   sums = [] if residual is None else [jax.ShapeDtypeStruct(x.shape, x.dtype)]
   f32 = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
   last = results or (*sums, f32(), f32(rows, k))
+  last = (*last, *([f32(entries, 1, k)] if entries else []))
   return quantize(
     x,
     global_scale,

@@ -102,6 +102,24 @@ def computed(rows, arrays, shape):
   return y
 
 
+def results_of(prologue):
+  """Returns which result besides the codes a kernel has."""
+  has_sums = prologue.gradient is not None
+  return {"returns_amax": not has_sums, "sums_columns": has_sums}
+
+
+def check_sums(found, y):
+  """Checks sums of columns. Each addition rounds once."""
+  rows = y.reshape(-1, y.shape[-1]).astype(np.float64)
+  got = found["sums"].sum(0, dtype=np.float64)
+  bound = len(rows) * 2.0**-24 * np.abs(rows).sum(0)
+  with np.errstate(invalid="ignore"):
+    error = np.abs(got - rows.sum(0))
+  is_finite = np.isfinite(rows).all(0)
+  np.testing.assert_array_equal(np.isfinite(got), is_finite)
+  np.testing.assert_array_less(error[is_finite], bound[is_finite] + 1e-30)
+
+
 def arrays_of(prologue, shape, dtype):
   """Returns x with a row of zeros and special values, and its operands."""
   x, more = prologue_cases.operands(prologue, shape, dtype)
@@ -130,6 +148,8 @@ class CodesTest(parameterized.TestCase):
     )
     if rows.returns_amax:
       self.assertEqual(found["amax"].max(), np.abs(y[is_finite]).max())
+    if rows.sums_columns:
+      check_sums(found, y)
     values, scale = expected(y, rows.format, axis=axis, global_scale=one)
     if rows.swizzled:
       scale = np.asarray(layouts.swizzle_scale(jnp.asarray(scale)))
@@ -159,7 +179,7 @@ class CodesTest(parameterized.TestCase):
       BF16,
       format="nvfp4",
       global_scale=kind,
-      returns_amax=True,
+      **results_of(prologue),
     )
 
   # A norm with its residual, halves, activations with a bias, and gradients.
@@ -180,7 +200,8 @@ class CodesTest(parameterized.TestCase):
     # A NaN of a norm is in all blocks of its 32 rows.
     columns = 192 if prologue.gradient_of_halves else 130
     shape = (2, 64 if prologue.is_norm else 32, columns)
-    arrays, y = self.check(prologue, shape, np.float32, axis=1)
+    results = results_of(prologue)
+    arrays, y = self.check(prologue, shape, np.float32, axis=1, **results)
     matrices = quantize_config.Matrices(
       batch=2,
       rows=shape[1],
@@ -190,12 +211,15 @@ class CodesTest(parameterized.TestCase):
       is_transposed=False,
       format="mxfp8",
       prologue=prologue,
-      returns_amax=True,
+      **results,
     )
     launches = quantize_plans.plan(matrices, quantize_cases.SM_90)
     found = quantize_cases.run(launches, **arrays)
-    largest = np.abs(y[np.isfinite(y)]).max()
-    self.assertEqual(found["amax"].max(), largest)
+    if matrices.sums_columns:
+      check_sums(found, y)
+    else:
+      largest = np.abs(y[np.isfinite(y)]).max()
+      self.assertEqual(found["amax"].max(), largest)
     end = matrices.k - columns
     for axis, suffix, padding in ((2, "", (0, end)), (1, "_t", (32, 0))):
       padded = np.pad(y, [(0, 0), *((0, n) for n in padding)])

@@ -139,6 +139,7 @@ def quantize(
   scale,
   total,
   amax,
+  sums,
   TILE: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
@@ -160,7 +161,9 @@ def quantize(
       of `swizzle_scale` for each batch, with their padding.
     total: x + residual, as x; not written without a residual.
     amax: f32[programs], for each program the largest finite magnitude of the
-      prologue's result; None to store none.
+      prologue's result; None to store none. Not written with sums.
+    sums: f32[tiles, features], for each tile of the other dimension the sums of
+      the prologue's features; None to store none.
     TILE: `quantize_config.Tile`. The grid covers x, up to whole scale tiles if
       the scale is swizzled.
     QUANTIZED: `quantize_config.QuantizeConstant`.
@@ -172,7 +175,9 @@ def quantize(
     tile = prologues.load(operands, place, TILE, QUANTIZED)
   else:
     tile = tiles.load_runs(x, place, TILE)
-  if amax is not None:
+  if sums is not None:
+    tiles.store_sums(tile, sums, place, TILE)
+  elif amax is not None:
     global_scales.store_amax(global_scales.largest_finite(tile, True), amax)
   inputs = (global_scale, computed_scale, key)
   quantize_and_store(tile, inputs, (values, scale), place, TILE.rows, QUANTIZED)
@@ -222,6 +227,7 @@ def quantize_both(
   values_t,
   scale_t,
   amax,
+  sums,
   TILE: tl.constexpr,
   QUANTIZED: tl.constexpr,
   QUANTIZED_T: tl.constexpr,
@@ -243,7 +249,7 @@ def quantize_both(
       bytes, and the scale k / block size.
     values_t, scale_t: the same for columns, blocked along rows: uint8[batch,
       columns, k_t], or uint8[batch, k_t, columns] by their strides.
-    amax: as for `quantize`.
+    amax, sums: as for `quantize`.
     TILE: as for `quantize`.
     QUANTIZED, QUANTIZED_T: as for `quantize`; rows of `values_t` and `scale_t`
       are columns of x. Both have the same format, and may have different
@@ -259,7 +265,9 @@ def quantize_both(
     tile = prologues.load(operands, place, TILE, QUANTIZED)
   else:
     tile = tiles.load(x, place, TILE)
-  if amax is not None:
+  if sums is not None:
+    tiles.store_sums(tile, sums, place, TILE)
+  elif amax is not None:
     global_scales.store_amax(global_scales.largest_finite(tile, True), amax)
   inputs = (global_scale, computed_scale, key)
   quantize_and_store(tile, inputs, (values, scale), place, TILE.rows, QUANTIZED)

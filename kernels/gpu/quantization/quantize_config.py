@@ -257,6 +257,7 @@ class InputArray:
     prologue: see `QuantizeConstant`.
     dtype: NumPy's name of the dtype of x and of a prologue's sum with x.
     returns_amax: whether the prologue's amax is a result.
+    sums_columns: whether the sums of the prologue's features are a result.
   """
 
   batch: int
@@ -271,6 +272,7 @@ class InputArray:
   prologue: prologues.Prologue | None = None
   dtype: str = "float32"
   returns_amax: bool = False
+  sums_columns: bool = False
 
   def _as_norm(self, rows: int, features: int) -> Rows:
     return Rows(

@@ -13,8 +13,9 @@ rows.
 
 Other arrays are "x", "key", "values", "scale" and the operands of a prologue.
 "total" is x + residual, and "amax" has the largest finite magnitude of each
-program's results. Names that end in "_t" are those of columns. No launch lets
-the compiler contract a product and a sum, because that would change bits.
+program's results. "sums" has the sums of each tile's features. Names that end
+in "_t" are those of columns. No launch lets the compiler contract a product and
+a sum, because that would change bits.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def plan_of_m(
   config = quantize_config.default_config(x, architecture)
   launch = quantize_launch(x, config, 0)
   constants = dict(launch.constexprs)
-  del constants["total"], constants["amax"]
+  for name in ("total", "amax", "sums"):
+    del constants[name]
   constants["TILE"] = dataclasses.replace(
     constants["TILE"], rows=launching.READ, covered_rows=launching.READ
   )
@@ -278,7 +280,7 @@ def quantize_launch(
     constants |= {} if total else {"total": None}
   not_computed, computed = _global_scales(len(results), num_maxima)
   grid = quantize_config.num_tiles(config, x.batch, *covered)
-  amax, constant = _amax(x, grid)
+  amax, constant = _amax_and_sums(x, config, covered)
   return launching.Launch(
     kernel=kernel,
     name=f"{kernel}_{_name(x)}{suffix}_{_tile_name(config)}",
@@ -351,7 +353,9 @@ def _results_of_matrices(
 
 def _total(x: Rows) -> list[launching.Output]:
   """Returns the output x + residual of a kernel that has the argument."""
-  if x.prologue is None or not (x.prologue.has_residual or x.returns_amax):
+  if x.prologue is None or not (
+    x.prologue.has_residual or x.returns_amax or x.sums_columns
+  ):
     return []
   total = launching.Output("total", x.layout(x.k)[0], x.dtype)
   if not x.prologue.has_residual:  # The kernel does not write it.
@@ -378,16 +382,29 @@ def _name(x: Rows | Matrices) -> str:
   if x.prologue is not None:
     gradient = "gradient_" if x.prologue.gradient else ""
     function = f"{x.prologue.function}_{gradient}"
-  return f"{function}{x.format}{'_amax' * x.returns_amax}"
+  results = "_amax" * x.returns_amax + "_sums" * x.sums_columns
+  return f"{function}{x.format}{results}"
 
 
-def _amax(
-  x: Rows | Matrices, programs: int
+def _amax_and_sums(
+  x: Rows | Matrices,
+  config: quantize_config.QuantizeConfig,
+  covered: tuple[int, int],
 ) -> tuple[list[launching.Output], dict[str, None]]:
-  """Returns the output of amax, or the constant of a kernel without it."""
+  """Returns the outputs of a result besides codes, and absent arguments."""
+  rows, columns = covered
+  if x.sums_columns:
+    if isinstance(x, Rows) and not x.k_is_minor:
+      pieces, features = -(-columns // config.block_k), x.rows
+    else:
+      pieces, features = -(-rows // config.block_m), x.columns
+    unwritten = launching.Output("no_amax", (1,), "float32")
+    sums = launching.Output("sums", (x.batch * pieces, features), "float32")
+    return [unwritten, sums], {}
   if x.returns_amax:
-    return [launching.Output("amax", (programs,), "float32")], {}
-  return [], {"amax": None}
+    programs = quantize_config.num_tiles(config, x.batch, rows, columns)
+    return [launching.Output("amax", (programs,), "float32")], {"sums": None}
+  return [], {"amax": None, "sums": None}
 
 
 def _global_scales(

@@ -115,6 +115,30 @@ def _two_runs(
 
 
 @triton.jit
+def store_sums(tile, sums, place, TILE: tl.constexpr):
+  """Stores the sum of each feature of a tile, which is zero outside of x.
+
+  Args:
+    sums: f32[tiles, features], with the tiles of the other dimension of each
+      matrix of the batch.
+  """
+  batch, row_start, column_start = place
+  row, column, _ = positions(place, TILE)
+  if TILE.is_row_major:
+    feature = column
+    number = batch * tl.cdiv(TILE.covered_rows, TILE.block_m)
+    number += row_start // TILE.block_m
+    total = tl.sum(tile, axis=0)
+  else:
+    feature = row
+    number = batch * tl.cdiv(TILE.covered_columns, TILE.block_k)
+    number += column_start // TILE.block_k
+    total = tl.sum(tile, axis=1)
+  features: tl.constexpr = TILE.features
+  tl.store(sums + number * features + feature, total, mask=feature < features)
+
+
+@triton.jit
 def block_amax(magnitude, VEC_SIZE: tl.constexpr, OPTIONS: tl.constexpr):
   """Returns int32[rows, blocks]: f32 bits of each scale block's amax.
 
