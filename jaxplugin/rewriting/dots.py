@@ -170,7 +170,7 @@ class Dots(calls.Walker):
     origins: Sequence[sources.Origin | None],
   ) -> Any:
     args, params = operation.args, operation.params
-    result = operation.result_type()
+    result, origins = operation.result_type(), sources.without_gathered(origins)
     site = sites_lib.make(operation, result, origins, self.around)
     origin = sites_lib.input_of(origins)
     recipe, implementation = None, self.transform.implementation

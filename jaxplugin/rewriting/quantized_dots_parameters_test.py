@@ -63,6 +63,14 @@ def mapped(w):
 
 mapped.def_vmap(lambda size, batched, w: (w.swapaxes(1, 2), True))
 
+
+TWICE = np.zeros(2, np.int32)
+
+
+def products(x, w):
+  return jnp.einsum("mk,gkn->gmn", x, w)
+
+
 ROTATION = [(0, 1), (1, 0)]
 # Each has one product, with a parameter that an operation laid out.
 LAYOUTS = {
@@ -97,6 +105,8 @@ LAYOUTS = {
   "roll": lambda w, x: dot(x, jnp.roll(w, 3, 0)),
   "take": lambda w, x: dot(x, jnp.take(w[None], 0, axis=0)),
   "index": lambda w, x: dot(x, w[None][x[0, 0].astype(int)]),
+  "take_several": lambda w, x: products(x, jnp.take(w[None], TWICE, axis=0)),
+  "index_several": lambda w, x: products(x, w[None][TWICE]),
   "device_put": lambda w, x: dot(x, jax.device_put(w)),
   "barrier": lambda w, x: dot(x, lax.optimization_barrier((x, w))[1]),
   "stop_gradient": lambda w, x: dot(x, lax.stop_gradient(w)),
@@ -180,11 +190,12 @@ class LayoutsTest(absltest.TestCase):
   def test_a_row_of_an_embedding_is_no_parameter(self):
     def look_up(w, x):
       two = jnp.take(w, jnp.array([1, 2]), axis=0)
-      return dot(two, w), jnp.take(w, 1, axis=0) @ w
+      matrices = jnp.einsum("gmk,kn->gmn", w[None][TWICE], w)
+      return dot(two, w), jnp.take(w, 1, axis=0) @ w, matrices
 
     with sites.recording() as record:
       jax.make_jaxpr(jp.quantize_dots(look_up, RECIPE))(W, X)
-    self.assertEqual([x.site.weight for x in record.sites], ["rhs", "rhs"])
+    self.assertEqual([x.site.weight for x in record.sites], ["rhs"] * 3)
 
 
 def ragged(w, x):

@@ -55,11 +55,14 @@ class Origin:
       the argument.
     is_guess: whether it counts as a parameter because an inner function that
       differentiates takes it.
+    is_gathered: whether a gather selects several matrices of the array. They
+      are weights of experts, or activations as rows of an embedding are.
   """
 
   path: str = ""
   argument: int | str | None = None
   is_guess: bool = False
+  is_gathered: bool = False
 
   @property
   def is_parameter(self) -> bool:
@@ -103,13 +106,16 @@ class Origins:
       self._known.put(x, origin)
 
   def of(self, x: Any) -> Origin | None:
+    is_gathered = False
     while True:
       origin = self._known.get(x)
       if origin is not None:
-        return origin
-      x = _source_of_traced(x)
-      if x is None:
+        return _gathered(origin) if is_gathered else origin
+      made = _source_of_traced(x)
+      if made is None:
         return None
+      operation, x = made
+      is_gathered |= _gathers_several(operation)
 
   def of_all(self, args: Sequence[Any]) -> list[Origin | None]:
     return [self.of(x) for x in args]
@@ -125,6 +131,8 @@ class Origins:
     origins = self.of_all(operation.args)
     if not any(origins):
       return
+    if _gathers_several(operation):
+      origins = [origin and _gathered(origin) for origin in origins]
     for i, result in enumerate(results):
       source = source_of(operation, i)
       if source is not None:
@@ -143,21 +151,47 @@ def source_of(
   if name == _TIE:
     return 1
   if name == _GATHER:
-    return 0 if _is_one_slice(operation) else None
+    return 0 if _is_of_matrices(operation) else None
   if name not in _CALLS:
     return None
   jaxprs = program.sub_jaxprs(operation)
   return _source_in(jaxprs[0], result) if len(jaxprs) == 1 else None
 
 
-def _is_one_slice(gather: binding_private.BoundOperation) -> bool:
-  """Whether a gather selects one matrix of a stack.
+def _is_of_matrices(gather: binding_private.BoundOperation) -> bool:
+  """Whether a gather selects matrices of a stack.
 
   A gather of vectors does not count: a row of an embedding is an activation.
   """
-  _, indices = gather.args
-  offset_dims = gather.params["dimension_numbers"].offset_dims
-  return indices.ndim == 1 and len(offset_dims) >= 2
+  return len(gather.params["dimension_numbers"].offset_dims) >= 2
+
+
+def _gathers_several(operation: binding_private.BoundOperation) -> bool:
+  """Whether an operation, or a function inside, gathers several matrices."""
+  if operation.name == _GATHER:
+    return bool(operation.args[1].ndim > 1)
+  return operation.name in _CALLS and any(
+    _gathers_several(binding_private.BoundOperation.of_equation(eqn))
+    for jaxpr in program.sub_jaxprs(operation)
+    for eqn in jaxpr.eqns
+  )
+
+
+def _gathered(origin: Origin) -> Origin:
+  return dataclasses.replace(origin, is_gathered=True)
+
+
+def without_gathered(
+  origins: Sequence[Origin | None],
+) -> Sequence[Origin | None]:
+  """Returns origins of a matmul's operands, of which only one is a weight.
+
+  If both operands are parameters and a gather selects one, that is no weight.
+  """
+  found = [o for o in origins[:2] if o is not None and o.is_parameter]
+  if len({o.is_gathered for o in found}) < 2:
+    return origins
+  return [None if o and o.is_gathered else o for o in origins]
 
 
 @jax_private.cache_by_jaxpr
@@ -181,8 +215,13 @@ def _source_in(jaxpr: Any, result: int) -> int | None:
   return invars.index(variable) if variable in invars else None
 
 
-def _source_of_traced(x: Any) -> Any:
-  """Returns the traced value whose elements `x` has; None if it has others."""
+def _source_of_traced(
+  x: Any,
+) -> tuple[binding_private.BoundOperation, Any] | None:
+  """Returns the traced value whose elements `x` has, and the operation between.
+
+  Returns None if it has others.
+  """
   made = binding_private.maker(x)
   if made is None:
     return None
@@ -191,7 +230,7 @@ def _source_of_traced(x: Any) -> Any:
     eqn.primitive, eqn.in_tracers, eqn.params
   )
   source = source_of(operation, index)
-  return None if source is None else operation.args[source]
+  return None if source is None else (operation, operation.args[source])
 
 
 def is_given(x: Any, trace: Any) -> bool:
@@ -199,9 +238,10 @@ def is_given(x: Any, trace: Any) -> bool:
   if not binding_private.is_traced_by(x, trace):
     return False
   while binding_private.maker(x) is not None:
-    x = _source_of_traced(x)
-    if x is None:
+    made = _source_of_traced(x)
+    if made is None:
       return False
+    _, x = made
   return True
 
 
