@@ -119,6 +119,8 @@ def explain(
   Nothing is compiled or run. Sizes are those of whole arrays, and of one device
   inside a `shard_map`. Not listed: unused operations; dequantization of empty
   arrays and, under `jax.vmap`, with the same values or scales for each entry.
+  XLA may remove listed operations: equal ones, those whose results only an
+  `optimization_barrier` reads, and branches that a constant does not select.
 
   Args:
     fn: a function, which is traced; or a module in a form that `jp.rewrite`

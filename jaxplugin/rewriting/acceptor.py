@@ -192,7 +192,9 @@ class Acceptor(calls.Walker, interception_private.Interceptor):
     self.warn(name, mixed, _MIXED)
     known = list(map(self.view, args))
     self._scopes, around = sites.scope_names(), self._around
-    self._around = around.at_call(operation.params.get("jaxpr"))
+    # JAX defines the body of lax.map, whose operations have lines of the code.
+    if name == "jit":
+      self._around = around.at_call(operation.params["jaxpr"])
     with sites.inside(operation, []):
       if self._options.activations and not calls.is_inlined(operation):
         origins = list(map(self._origin, args))

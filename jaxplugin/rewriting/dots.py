@@ -432,6 +432,8 @@ class Dots(calls.Walker):
     returns_trip: bool = False,
     number: int | None = None,
   ) -> calls.Inside:
+    # JAX defines the body of lax.map, whose operations have lines of the code.
+    around = self.around if in_loop is not None else self.around.at_call(jaxpr)
     extra = calls.Extra(
       passed=tuple(p.types() for p in passed),
       key=None if self.key is None else self.transform.key_type,
@@ -440,7 +442,7 @@ class Dots(calls.Walker):
     rewritten = _rewritten(
       jaxpr,
       self.transform,
-      self.around.at_call(jaxpr).inside(sites_lib.scope_names()),
+      around.inside(sites_lib.scope_names()),
       self.number if number is None else number,
       extra,
       returns_trip and self.key is not None,

@@ -151,6 +151,18 @@ class NestingTest(parameterized.TestCase):
     with self.assertWarnsRegex(jp.NotQuantizedWarning, place):
       jax.make_jaxpr(f)(self.accepted, self.x)
 
+  def test_a_matmul_in_a_loop_of_jax_has_its_own_line(self):
+    def layer(p, x):
+      return x @ p
+
+    def loops(p, x):
+      x = jax.lax.map(lambda x: layer(p, x), x[None])[0]
+      return jax.lax.fori_loop(0, 2, lambda i, x: layer(p, x), x)
+
+    found = jp.explain(_QUANTIZE(loops), jnp.ones((64, 64)), jnp.ones((8, 64)))
+    for site in found.sites:
+      self.assertRegex(site.source, "layer")
+
 
 if __name__ == "__main__":
   absltest.main()
