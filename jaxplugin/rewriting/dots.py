@@ -112,7 +112,7 @@ class Dots(calls.Walker):
     is_rule: whether the function is a rule of a custom derivative.
     results: results of matmuls, and sums with them; only recorded to fuse
       activations.
-    rows: vectors that are added or moved, likewise.
+    rows: vectors that operations add or move; only recorded for the same.
     of_rules: results of functions with a custom derivative.
     outside: arguments that norms and activations outside compute.
     is_changed: whether a matmul was replaced.

@@ -78,9 +78,6 @@ class TracedValues(Generic[_Fact]):
   def __init__(self) -> None:
     self._known: dict[int, tuple[Any, _Fact]] = {}
 
-  def __bool__(self) -> bool:
-    return bool(self._known)
-
   def get(self, x: Any) -> _Fact | None:
     found = self._known.get(id(binding_private.identity(x)))
     return None if found is None else found[1]
@@ -184,9 +181,10 @@ def _gathered(origin: Origin) -> Origin:
 def without_gathered(
   origins: Sequence[Origin | None],
 ) -> Sequence[Origin | None]:
-  """Returns origins of a matmul's operands, of which only one is a weight.
+  """Returns origins of a matmul's operands, without gathered activations.
 
-  If both operands are parameters and a gather selects one, that is no weight.
+  If both operands are parameters and a gather selects one, the other one is the
+  weight.
   """
   found = [o for o in origins[:2] if o is not None and o.is_parameter]
   if len({o.is_gathered for o in found}) < 2:

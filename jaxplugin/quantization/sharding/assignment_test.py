@@ -12,9 +12,10 @@ from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.quantization import problems
+from jaxplugin.core import blocking
+from jaxplugin.quantization import problems, quantize_primitive
 from jaxplugin.quantization.sharding import assignment
-from jaxplugin.testing import contract
+from jaxplugin.testing import contract, prologue_cases
 from jaxplugin.testing.meshes import explicit
 
 X = np.random.default_rng(0).standard_normal((16, 256)).astype(np.float32)
@@ -80,6 +81,28 @@ class ExplicitTest(explicit.ExplicitTestCase):
     if expected is not None:
       self.assertEqual(_specs(result), [expected, expected])
       self.assertEqual(jax.typeof(back).sharding.spec, expected)
+
+  def test_sums_of_columns_are_those_of_one_device(self):
+    x, cotangent = np.round(4 * X), np.round(8 * X[::-1])  # exact sums
+
+    @jax.jit
+    def sums(x, cotangent):
+      return quantize_primitive.produce(
+        x,
+        None,
+        blockings=[blocking.Blocking.along(1, 2, 32)],
+        format=jp.MXFP8,
+        packed=False,
+        prologue=prologue_cases.GRADIENTS[-1],  # of relu
+        more={"cotangent": cotangent},
+        column_sums=0,
+      )[2]
+
+    for spec, expected in ((P("a", "b"), P("b")), (P("b"), P(None))):
+      with jax.set_mesh(self.mesh):
+        found = sums(self.put(x, spec), self.put(cotangent, spec))
+      self.assertEqual(jax.typeof(found).sharding.spec, expected)
+      np.testing.assert_array_equal(found, np.where(x > 0, cotangent, 0).sum(0))
 
   def test_blocks_that_an_axis_cuts_have_a_gradient(self):
     weight = np.arange(X.size, dtype=np.float32).reshape(X.shape)
