@@ -423,8 +423,11 @@ class FusedGradientsTest(parameterized.TestCase):
       params, x = arrays()
       x = jnp.stack([x[0]] * 32)
       params["bias"] = params["down"][:, 0]
-      chains = jp.explain(jax.grad(loss_of(fused(fn))), params, x).chains
-      return [f"{c.name}: {c.outcome}" for c in chains if "grad" in c.name]
+      found = jp.explain(jax.grad(loss_of(fused(fn))), params, x)
+      for line in found.quantizations:
+        self.assertRegex(line.description, r"dimensions \[|axis \d")
+      chains = (c for c in found.chains if "grad" in c.name)
+      return [c.outcome for c in chains]
 
     rows = {
       "fused": (lambda p, x: silu(x @ p["gate"]) @ p["down"], []),
@@ -434,6 +437,16 @@ class FusedGradientsTest(parameterized.TestCase):
         ["jax.vmap maps another dimension than the first"],
       ),
       "bias": (lambda p, x: silu(x @ p["gate"] + p["bias"]) @ p["down"], []),
+      "sum and bias": (
+        lambda p, x: (lambda h: silu(h) @ p["down"] + h.sum())(
+          x @ p["gate"] + p["bias"]
+        ),
+        ["a sum with another gradient is between it and the matmul"],
+      ),
+      "scaled bias": (
+        lambda p, x: (silu(x @ p["gate"] + p["bias"] * x[..., :1]) @ p["down"]),
+        ["mul also needs its floats"],
+      ),
       "sum": (
         lambda p, x: (lambda h: silu(h) @ p["down"] + h.sum())(x @ p["gate"]),
         ["a sum with another gradient is between it and the matmul"],
@@ -441,7 +454,7 @@ class FusedGradientsTest(parameterized.TestCase):
     }
     for name, (fn, reasons) in rows.items():
       with self.subTest(name):
-        wanted = [f"gradient of silu: separate: {x}" for x in reasons]
+        wanted = [f"separate: {x}" for x in reasons]
         self.assertEqual(lines(fn), wanted)
 
   def test_gradients_under_vmap_have_the_bits_of_those_without(self):
