@@ -14,7 +14,6 @@ The leg `test` also runs `--extra` of the rows that `sample` leaves out. The
 seed that chooses them is printed; `--seed` repeats a choice.
 """
 
-import functools
 import gc
 import inspect
 import os
@@ -36,12 +35,8 @@ os.environ.setdefault("JAXPLUGIN_TUNING", "off")
 
 import jax
 import pytest
-from jax._src.interpreters import mlir
 
 jax.config.update("jax_num_cpu_devices", 8)  # for the sharding tests
-# JAX creates an MLIR context for each program, which takes 5.5 ms of the 7.5 ms
-# to lower a small program. The programs of a test file share a context.
-mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
 LEGS = ("check", "test", "lab", "all")
 
@@ -170,6 +165,5 @@ def pytest_runtest_teardown(item, nextitem):
   # next test file uses almost none of them. What remains lives until the end.
   if nextitem is None or nextitem.path != item.path:
     jax.clear_caches()
-    mlir.make_ir_context.cache_clear()
     gc.collect()
     gc.freeze()

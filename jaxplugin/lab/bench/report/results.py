@@ -286,7 +286,7 @@ def _value(kind: Any, data: Any) -> Any:
     KeyError, TypeError, ValueError: If it is not such a value.
   """
   if dataclasses.is_dataclass(kind) and isinstance(data, dict):
-    hints = _type_hints(kind)
+    hints = _type_hints(typing.cast(type, kind))
     fields = {name: _value(hints[name], x) for name, x in data.items()}
     found = typing.cast(type, kind)(**fields)
     if isinstance(found, timing.Stats) and not found.median > 0:
