@@ -138,6 +138,13 @@ def _prologue_refusal(problem: problems.QuantizationProblem) -> str:
     )
   if any(runs) and not blocking.are_static(problem.shape):
     return "kernels need static sizes to compute a prologue with blocks of rows"
+  rows = math.prod(problem.shape[problem.column_sums or 0 : -1])
+  crossing = [run for run in runs if run and rows % run]
+  if problem.column_sums and crossing:
+    return (
+      f"kernels sum columns of whole runs of {crossing[0]} rows under vmap, got"
+      f" {rows}"
+    )
   for options, b in zip(problem.options, problem.blockings, strict=True):
     if dataclasses.replace(options, **_KEY) != problems.NO_OPTIONS:
       return f"kernels do not compute a prologue of values {options}"

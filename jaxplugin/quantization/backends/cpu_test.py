@@ -198,6 +198,10 @@ class PrologueTest(parameterized.TestCase):
       {"blockings": (MERGED,), "options": (DRAWN,)},
       "random bits of a prologue's result for one axis",
     ),
+    (
+      {"blockings": (MERGED,), "column_sums": 1},
+      "sum columns of whole runs of .* rows under vmap",
+    ),
   )
   def test_note_says_why_the_prologue_is_separate(self, fields, reason):
     problem = self.problem(**fields)
@@ -216,7 +220,7 @@ class PrologueTest(parameterized.TestCase):
     (0, jp.MXFP8, (LAST, MERGED), None),
     (2, jp.NVFP4, (MERGED, LAST), (0.01, 0.02)),
     (3, jp.MXFP4, (LAST,), None),
-    (1, jp.MXFP4, (MERGED,), None),
+    (0, jp.MXFP4, (MERGED,), None),
     (3, jp.NVFP4, (ROWS, LAST), None),
   )
   @pytest.mark.sample(4)  # each quarter of the prologues once
