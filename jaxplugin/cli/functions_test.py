@@ -18,7 +18,7 @@ import jaxplugin as jp
 from jaxplugin.cli import functions
 from jaxplugin.core import formats
 
-# Of dtypes that JAX does not have, or names differently.
+# JAX lacks these dtypes, or has other names for them.
 NUMPY_NAMES = ("f4", "i4", "float", "int", "half", "object", "longdouble")
 
 

@@ -213,7 +213,7 @@ class _Weights:
     """
     leaves, structure = leaves_lib.of(tree)
     has_weights = any(leaves_lib.is_quantized(leaf.array) for leaf in leaves)
-    # Code may only change variables of its own trace.
+    # flax lets code change only the variables of its own trace.
     if not has_weights and not _variables(tree):
       return lambda: tree
     beside = _common_dtype([leaf.array for leaf in leaves])

@@ -110,7 +110,7 @@ class FieldsTest(parameterized.TestCase):
     told |= {"pads_values"}  # part of a product, which no row is about
     told |= {"num_maxima"}  # as if a global scale were given
     told |= {"prologue"}
-    # The time does not depend on these.
+    # The time hardly depends on these.
     told |= {"returns_amax", "column_sums"}
     self.assertEqual(told | {*problems._QUANTIZE}, names)
     names = {f.name for f in dataclasses.fields(prologues.Prologue)}
