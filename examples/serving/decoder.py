@@ -178,7 +178,6 @@ class Decoder:
       "float32" or "bfloat16", or "quantized" to the weight's format. For an
       unquantized weight, rows have the weight's dtype.
     precision: as for `jp.linear`.
-    precision: see `jp.linear`.
     sampling: how to choose tokens; None chooses the likeliest.
   """
 

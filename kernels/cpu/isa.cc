@@ -36,7 +36,7 @@ constexpr Kernels kBaselineKernels = {
 constexpr Kernels kAvx2Kernels = {
     "avx2", DotAvx2, GateAvx2, SumBlocksAvx2, AddOffsetsAvx2, QuantizeAvx2,
     DequantizeAvx2, QuantizeOperandAvx2, QuantizeRunAvx2,
-    ConvertRowsAvx2};
+    ConvertRowsAvx2, DotOfFewRowsAvx2};
 
 // __builtin_cpu_supports also checks that the operating system supports AVX.
 bool HasAvx2() {
@@ -92,7 +92,7 @@ bool HasAvx512Bf16() { return HasAvx512(); }
 constexpr Kernels kAvx512Kernels = {
     "avx512", DotAvx2, GateAvx2, SumBlocksAvx2, AddOffsetsAvx2, QuantizeAvx512,
     DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512,
-    ConvertRowsAvx2};
+    ConvertRowsAvx2, DotOfFewRowsAvx2};
 constexpr Kernels kAvx512Bf16Kernels = {
     "avx512_bf16", DotAvx512Bf16, GateAvx512, SumBlocksAvx2, AddOffsetsAvx2,
     QuantizeAvx512, DequantizeAvx512, QuantizeOperandAvx512, QuantizeRunAvx512,

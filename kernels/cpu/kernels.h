@@ -284,6 +284,7 @@ bool DotBaseline(const DotArgs&, const Parallel&);
 bool DotAvx2(const DotArgs&, const Parallel&);
 bool DotAvx512Bf16(const DotArgs&, const Parallel&);
 bool DotAmx(const DotArgs&, const Parallel&);  // requires AmxIsCompiled()
+bool DotOfFewRowsAvx2(const DotArgs&, const Parallel&, bool* is_done);
 bool DotOfFewRowsAvx512(const DotArgs&, const Parallel&, bool* is_done);
 bool DotNeonDotprod(const DotArgs&, const Parallel&);
 bool DotNeonI8mm(const DotArgs&, const Parallel&);

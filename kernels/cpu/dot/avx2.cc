@@ -56,6 +56,17 @@ bool DotAvx2(const DotArgs& args, const Parallel& parallel) {
   return Dot(args, parallel);
 }
 
+bool DotOfFewRowsAvx2(const DotArgs& args, const Parallel& parallel,
+                      bool* is_done) {
+  const Sides sides = ChooseSides(args);
+  // Weights with f16 scales are always safe, as for DotOfFewRowsAvx512.
+  if (!sides.panel_is_lhs || args.rhs.scale_kind != ScaleKind::kF16 ||
+      args.rhs.fraction_bits != 0 || EngineOf(args) != Engine::kFewRowsAvx2) {
+    return true;
+  }
+  return FewRowsDot(args, sides, parallel, is_done);
+}
+
 bool ConvertRowsAvx2(const Operand& x, const ConvertedRows& out,
                       const Parallel& parallel) {
   return ConvertRows(x, out, parallel);

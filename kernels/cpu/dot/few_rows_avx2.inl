@@ -12,6 +12,8 @@
 // of bytes, which is exact. int8 weights are extended to words for vpmaddwd.
 
 constexpr int kFewRowsMax = 4;  // rows of a pass; their sums are in registers
+// Weight rows whose lanes are added together.
+constexpr int64_t kTotaled = 4;
 // Values of a row whose scales are decoded together.
 constexpr int64_t kFewRowsChunk = kUnpackMax;
 constexpr int64_t kScalesPerChunk = kFewRowsChunk / 16;
@@ -67,7 +69,7 @@ struct FewRowsProblem {
   //   NVFP4 pair        0.69   1.03   1.02
   int64_t ScaledTogether() const {
     const int64_t rows = kScalesPerChunk / Pieces();
-    return rows >= 4 ? rows : 1;
+    return rows >= kTotaled ? rows / kTotaled * kTotaled : 1;
   }
   int64_t RowBytes() const {
     if (!is_integer) return groups * GroupValues(weights.format) * 4;
@@ -161,13 +163,6 @@ struct FewRowsProblem {
     }
   }
 };
-
-JAXPLUGIN_ALWAYS_INLINE float SumEight(__m256 v) {
-  __m128 sum = _mm_add_ps(_mm256_castps256_ps128(v),
-                          _mm256_extractf128_ps(v, 1));
-  sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
-  return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
-}
 
 // Multiplies a group of a weight row with kRows rows. `scale` has the scales of
 // the group's blocks.
@@ -267,14 +262,16 @@ struct IntegerGroup {
       __m256i codes, const NibbleTables& tables, const uint8_t* x,
       int64_t x_row_bytes, const float* scale, int64_t scale_row,
       __m256* sum) {
-    // The index of the scale of each lane. A lane sums 8 products.
-    const __m256i lanes = kBlock == 32
-                              ? _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1)
-                              : _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
-    const __m256i even =
-        _mm256_shuffle_epi8(tables.biased, LowNibbles(codes));
-    const __m256i odd =
-        _mm256_shuffle_epi8(tables.biased, HighNibbles(codes));
+    __m256i even, odd;
+    if constexpr (kFormat == Format::kInt4) {
+      // A code plus Bias is the code with its sign flipped.
+      const __m256i flipped = _mm256_xor_si256(codes, _mm256_set1_epi8(-0x78));
+      even = LowNibbles(flipped);
+      odd = HighNibbles(flipped);
+    } else {
+      even = _mm256_shuffle_epi8(tables.biased, LowNibbles(codes));
+      odd = _mm256_shuffle_epi8(tables.biased, HighNibbles(codes));
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const __m256i* row =
@@ -285,8 +282,14 @@ struct IntegerGroup {
           _mm256_maddubs_epi16(odd, _mm256_load_si256(row + 1)));
       const __m256 block = _mm256_cvtepi32_ps(
           _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
-      const __m256 spread = _mm256_permutevar8x32_ps(
-          _mm256_castps128_ps256(_mm_loadu_ps(scale + r * scale_row)), lanes);
+      const float* own = scale + r * scale_row;
+      // A lane sums 8 products.
+      const __m256 spread =
+          kBlock == 32
+              ? SpreadTwo(own, own + 1)
+              : _mm256_permutevar8x32_ps(
+                    _mm256_castps128_ps256(_mm_loadu_ps(own)),
+                    _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
       sum[r] = _mm256_fmadd_ps(block, spread, sum[r]);
     }
   }
@@ -363,6 +366,7 @@ struct FewRowsSums {
       !kIntegers && kRows <= 2 ? _MM_HINT_T1 : _MM_HINT_T0;
 
   __m256 total[kRows], rest[kRows];
+  bool is_first = true;  // nothing has been added to the totals
   Largest largest;
   const NibbleTables tables;
 
@@ -433,17 +437,24 @@ struct FewRowsSums {
         if constexpr (kSums > 2) {
           all = _mm256_add_ps(all, _mm256_add_ps(sum[2][r], sum[3][r]));
         }
-        AddExactly(all, &total[r], &rest[r]);
+        if (is_first) {
+          // As AddExactly to a total of 0 does.
+          total[r] = _mm256_add_ps(all, _mm256_setzero_ps());
+          rest[r] = _mm256_setzero_ps();
+        } else {
+          AddExactly(all, &total[r], &rest[r]);
+        }
       }
+      is_first = false;
     }
   }
 
-  // out[r * ldc] = weight row w . row r. The scales of the weight row begin at
-  // scale[][first], unless it has more than one chunk. Returns false if a weight
-  // is NaN or Inf; the sums are then invalid.
+  // The sum of lanes[r] is the dot of weight row w and row r. The scales of the
+  // weight row begin at scale[][first], unless it has more than one chunk.
+  // Returns false if a weight is NaN or Inf; the sums are then invalid.
   static bool Run(const FewRowsProblem& rows, int64_t w, const uint8_t* x,
-                  ChunkScales<kScaleRows>& scale, int64_t first, float* out,
-                  int64_t ldc) {
+                  ChunkScales<kScaleRows>& scale, int64_t first,
+                  __m256* lanes) {
     const int64_t x_row_bytes = rows.RowBytes();
     const uint8_t* codes = RowValues(rows.weights, w);
     const int64_t whole = rows.weights.row_bytes / kGroupBytes;
@@ -470,7 +481,7 @@ struct FewRowsSums {
       }
     }
     for (int r = 0; r < kRows; ++r) {
-      out[r * ldc] = SumEight(TotalOf(sums.total[r], sums.rest[r]));
+      lanes[r] = TotalOf(sums.total[r], sums.rest[r]);
     }
     return !sums.largest.NotFinite(kFormat);
   }
@@ -491,12 +502,31 @@ void FewRowsStrip(const FewRowsProblem& rows, int64_t w0, int64_t count,
       ReadScales<Sums::kScaleRows, kIntegers>(rows, w0 + begin, some, x, 0,
                                               pieces, scale);
     }
-    for (int64_t i = 0; i < some; ++i) {
-      const int64_t w = begin + i;
-      if (Sums::Run(rows, w0 + w, x, scale, i * pieces, out + w, ldc)) continue;
+    for (int64_t i = 0; i < some; i += kTotaled) {
+      const int64_t count_here = Min(kTotaled, some - i);
+      __m256 lanes[kTotaled][kRows];
+      bool is_finite[kTotaled];
+      for (int64_t j = 0; j < count_here; ++j) {
+        is_finite[j] = Sums::Run(rows, w0 + begin + i + j, x, scale,
+                                 (i + j) * pieces, lanes[j]);
+      }
       for (int r = 0; r < kRows; ++r) {
-        // The exponent is 0 because the result is NaN or Inf.
-        out[r * ldc + w] = ExactDot(rows.x, x_row + r, rows.weights, w0 + w, 0);
+        float* at = out + r * ldc + begin + i;
+        if (count_here == kTotaled) {
+          const Four totals = TotalsOfEight(lanes[0][r], lanes[1][r],
+                                            lanes[2][r], lanes[3][r]);
+          __builtin_memcpy(at, &totals, sizeof(totals));
+        } else {
+          for (int64_t j = 0; j < count_here; ++j) {
+            at[j] = TotalOfEight(lanes[j][r]);
+          }
+        }
+        for (int64_t j = 0; j < count_here; ++j) {
+          if (is_finite[j]) continue;
+          // The exponent is 0 because the result is NaN or Inf.
+          at[j] = ExactDot(rows.x, x_row + r, rows.weights, w0 + begin + i + j,
+                           0);
+        }
       }
     }
   }
@@ -587,6 +617,7 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides,
       });
   if (!ok || outside != 0) return ok;
   *is_done = true;
+  uint32_t has_failed = 0;
   return ParallelForInParts(
       parallel, args.batch * chunks, [&](int64_t index, int slot) {
         const int64_t batch = index / chunks;
@@ -609,5 +640,11 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides,
         StoreTile(sides, batch, 0, count, j0, strip, c, chunk,
                   unsafe + batch * count, line, part);
         part.Store(args);
-      });
+        if (args.block_sums == nullptr) return;
+        float* out = static_cast<float*>(args.out) + j0;
+        if (!AddOffsets({&args.rhs, j0, strip, args.block_sums, count, out,
+                         args.n, out, args.n})) {
+          __atomic_store_n(&has_failed, 1, __ATOMIC_RELAXED);
+        }
+      }) && has_failed == 0;
 }

@@ -1,10 +1,11 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The dot with weights that have zero points or minima. For few rows of bf16 and
-// weights with f16 scales, the AVX-512 BF16 kernels add the offsets themselves.
-// Other few rows are multiplied with some columns in each task, which then adds
-// their offsets. So the scales are read from memory once.
+// The dot with weights that have zero points or minima. For weights with f16
+// scales, AVX2 kernels of few rows and AVX-512 BF16 kernels of few rows of bf16
+// add the offsets themselves. Other few rows are multiplied with some columns in
+// each task, which then adds their offsets. So the scales are read from memory
+// once.
 
 #include <stdint.h>
 

@@ -87,15 +87,31 @@ JAXPLUGIN_ALWAYS_INLINE Four TotalsOfEight(const Eight& a, const Eight& b,
 constexpr int64_t kPlainSums = 8;
 constexpr int64_t kTermsSummed = 16 * kPlainSums;
 
-// Writes the terms of a row of weights. A value is code * scale plus the term of
-// its block. Zeros follow up to a multiple of kTermsMultiple. The last vector of
-// a row reads the start of the next row, too. Vectors are stored, because loads
-// of vectors wait for stores of single floats.
+// Returns the terms of 8 blocks, of which the first has index `at`. A value is
+// code * scale plus the term of its block. Terms from `left` on are 0.
+template <OffsetKind kScale, OffsetKind kOffset>
+JAXPLUGIN_ALWAYS_INLINE void EightTerms(const Operand& weights, int64_t at,
+                                        int64_t left, Eight* terms) {
+  constexpr bool kZeroPoints = kOffset >= OffsetKind::kUint8;
+  const EightInts lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+  const float shift = weights.code_offset;
+  Eight scale, offset;
+  DecodeEight(kScale, weights.scale, at, &scale);
+  DecodeEight(kOffset, weights.offset, at, &offset);
+  *terms = kZeroPoints ? (shift - offset) * scale : shift * scale + offset;
+  if (left < 8) {
+    *terms = reinterpret_cast<Eight>(reinterpret_cast<EightInts>(*terms) &
+                                     (lanes < static_cast<int32_t>(left)));
+  }
+}
+
+// Writes the terms of a row of weights. Zeros follow up to a multiple of
+// kTermsMultiple. The last vector of a row reads the start of the next row, too.
+// Vectors are stored, because loads of vectors wait for stores of single floats.
 template <OffsetKind kScale, OffsetKind kOffset>
 JAXPLUGIN_ALWAYS_INLINE void TermsOf(const Operand& weights, int64_t row,
                                      float* terms) {
   constexpr bool kZeroPoints = kOffset >= OffsetKind::kUint8;
-  const EightInts lanes = {0, 1, 2, 3, 4, 5, 6, 7};
   const float shift = weights.code_offset;
   const int64_t count = weights.scale_cols;
   const int64_t padded = RoundUp(count, kTermsMultiple);
@@ -103,15 +119,8 @@ JAXPLUGIN_ALWAYS_INLINE void TermsOf(const Operand& weights, int64_t row,
   const int64_t end = weights.rows * count;
   int64_t i = 0;
   for (; i < count && first + i + 8 <= end; i += 8) {
-    Eight scale, offset;
-    DecodeEight(kScale, weights.scale, first + i, &scale);
-    DecodeEight(kOffset, weights.offset, first + i, &offset);
-    Eight term = kZeroPoints ? (shift - offset) * scale : shift * scale + offset;
-    if (i + 8 > count) {
-      const int32_t left = static_cast<int32_t>(count - i);
-      term = reinterpret_cast<Eight>(reinterpret_cast<EightInts>(term) &
-                                     (lanes < left));
-    }
+    Eight term;
+    EightTerms<kScale, kOffset>(weights, first + i, count - i, &term);
     __builtin_memcpy(terms + i, &term, sizeof(term));
   }
   for (; i < count; ++i) {  // the last values of the last row
@@ -136,6 +145,27 @@ JAXPLUGIN_ALWAYS_INLINE void PartsOfTerms(const float* sums, const float* terms,
     low += x * term;
     LoadFloats(sums + i + 8, &x);
     LoadFloats(terms + i + 8, &term);
+    high += x * term;
+  }
+  *parts = low + high;
+}
+
+// The same for the terms of a row of weights that is followed by at least 8
+// blocks, for one row of sums: storing the terms would take longer than all else.
+template <OffsetKind kScale, OffsetKind kOffset>
+JAXPLUGIN_ALWAYS_INLINE void PartsOfRow(const Operand& weights, int64_t row,
+                                        const float* sums, Eight* parts) {
+  const int64_t count = weights.scale_cols;
+  const int64_t first = row * count;
+  Eight low{}, high{};
+  for (int64_t i = 0; i < count; i += 16) {
+    Eight x, term;
+    LoadFloats(sums + i, &x);
+    EightTerms<kScale, kOffset>(weights, first + i, count - i, &term);
+    low += x * term;
+    if (i + 8 >= count) break;
+    LoadFloats(sums + i + 8, &x);
+    EightTerms<kScale, kOffset>(weights, first + i + 8, count - i - 8, &term);
     high += x * term;
   }
   *parts = low + high;
@@ -181,36 +211,49 @@ inline void SumBlocks(const Operand& x, const Operand& weights, float* sums) {
   }
 }
 
+// Adds the totals of four weight rows to columns [j, j + 4) of row i.
+JAXPLUGIN_ALWAYS_INLINE void AddTotals(const OffsetArgs& args, int64_t i,
+                                       int64_t j, const Eight* parts) {
+  Four result;
+  __builtin_memcpy(&result, args.result + i * args.result_stride + j,
+                   sizeof(result));
+  result += TotalsOfEight(parts[0], parts[1], parts[2], parts[3]);
+  __builtin_memcpy(args.out + i * args.out_stride + j, &result,
+                   sizeof(result));
+}
+
 template <OffsetKind kScale, OffsetKind kOffset>
 inline bool AddOffsetsOf(const OffsetArgs& args) {
-  const int64_t padded = RoundUp(args.weights->scale_cols, kTermsMultiple);
+  const Operand& weights = *args.weights;
+  const int64_t padded = RoundUp(weights.scale_cols, kTermsMultiple);
   Scratch scratch(4 * padded * sizeof(float));
   float* const terms = reinterpret_cast<float*>(scratch.get());
   if (terms == nullptr) return false;
   int64_t j = 0;
   // Four rows of weights at a time have their lanes added together.
   for (; j + 4 <= args.n && padded <= kTermsSummed; j += 4) {
+    const int64_t row = args.row + j;
+    Eight parts[4];
+    if (args.m == 1 && (weights.rows - row - 4) * weights.scale_cols >= 8) {
+      for (int64_t r = 0; r < 4; ++r) {
+        PartsOfRow<kScale, kOffset>(weights, row + r, args.sums, parts + r);
+      }
+      AddTotals(args, 0, j, parts);
+      continue;
+    }
     for (int64_t r = 0; r < 4; ++r) {
-      TermsOf<kScale, kOffset>(*args.weights, args.row + j + r,
-                               terms + r * padded);
+      TermsOf<kScale, kOffset>(weights, row + r, terms + r * padded);
     }
     for (int64_t i = 0; i < args.m; ++i) {
       const float* const sums = args.sums + i * padded;
-      Eight a, b, c, d;
-      PartsOfTerms(sums, terms, padded, &a);
-      PartsOfTerms(sums, terms + padded, padded, &b);
-      PartsOfTerms(sums, terms + 2 * padded, padded, &c);
-      PartsOfTerms(sums, terms + 3 * padded, padded, &d);
-      Four result;
-      __builtin_memcpy(&result, args.result + i * args.result_stride + j,
-                       sizeof(result));
-      result += TotalsOfEight(a, b, c, d);
-      __builtin_memcpy(args.out + i * args.out_stride + j, &result,
-                       sizeof(result));
+      for (int64_t r = 0; r < 4; ++r) {
+        PartsOfTerms(sums, terms + r * padded, padded, parts + r);
+      }
+      AddTotals(args, i, j, parts);
     }
   }
   for (; j < args.n; ++j) {
-    TermsOf<kScale, kOffset>(*args.weights, args.row + j, terms);
+    TermsOf<kScale, kOffset>(weights, args.row + j, terms);
     for (int64_t i = 0; i < args.m; ++i) {
       args.out[i * args.out_stride + j] =
           args.result[i * args.result_stride + j] +
