@@ -17,6 +17,7 @@ from jax import lax
 
 from jaxplugin.arrays import interleaving
 from jaxplugin.core import blocking, error_context, formats
+from jaxplugin.jaxext import mesh_axes
 
 ScaleLayout = Literal["linear", "swizzled_128x4"]
 LINEAR: Final = "linear"
@@ -163,7 +164,7 @@ def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
 # themselves.
 @functools.partial(jax.jit, static_argnums=1, inline=True)
 def _packed(values: jax.Array, axis: int) -> jax.Array:
-  values = jnp.moveaxis(values, axis, -1)
+  values = jnp.moveaxis(mesh_axes.divided(values, axis, 2), axis, -1)
   pairs = values.reshape(*values.shape[:-1], values.shape[-1] // 2, 2)
   packed = lax.bitcast_convert_type(pairs, jnp.uint8)
   return jnp.moveaxis(packed, -1, axis)

@@ -22,8 +22,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxplugin.arrays import interleaving, layouts
-from jaxplugin.core import formats
 from jaxplugin.dot import calls, epilogue, sides
 from jaxplugin.jaxext import jax_private, mesh_axes
 from jaxplugin.operation import assignment as assignment_lib
@@ -319,7 +317,8 @@ def split_dot(
   """Computes a call split over the devices of a mesh with explicit axes."""
   mesh: Any = sharding.mesh
   with jax.sharding.use_abstract_mesh(mesh):
-    call = _prepared(call)
+    call = prepared(call.form().filled(map(mesh_axes.on_mesh, call.flatten())))
+    call = call.replace(out_sharding=None)
   spec = mesh_axes.normalize_spec(sharding.spec, len(call.shape))
   operation = split.of_call(
     call.form(),
@@ -364,46 +363,3 @@ def product_across_blocks(
     NamedSharding(mesh, mesh_axes.partition_spec(out)),
   )
   return jax_private.varying_as(result, *call.flatten())
-
-
-def _prepared(call: calls.DotCall) -> calls.DotCall:
-  """Converts a call's sides to bytes, with linear scales without padding."""
-  call = call.without_origins_of_sides().with_scales_alone()
-  call = call.form().filled(map(mesh_axes.on_mesh, call.flatten()))
-  return call.with_sides(_prepared_side, padded_scales=False, out_sharding=None)
-
-
-def _prepared_side(side: sides.Side) -> sides.Side:
-  """Converts a side's values and scale to bytes on each device."""
-  if side.format is None:
-    return side
-  axis = side.axis
-  assert axis is not None
-  if side.comes_as_words:
-    # A word is 8 FP4 values of one device, so no device needs others' bytes.
-    values = _on_each_device(interleaving.to_bytes, side.values)
-    side = side.replace(values=values, is_interleaved=True)
-  if side.scale_layout != layouts.LINEAR or side.scale_is_padded:
-    # Shards of a swizzled or padded scale do not match shards of rows and
-    # blocks, so the scale is gathered first.
-    side = side.replace(scale=mesh_axes.gathered(side.scale))
-    side = side.with_linear_scale()
-  values = side.values
-  if values.dtype == formats.E2M1:
-    # Shards must hold whole bytes, which are pairs of FP4 values.
-    values = _on_each_device(
-      lambda x: layouts.to_bytes(layouts.packed_pairs(x, axis)),
-      mesh_axes.divided(values, axis, 2),
-    )
-  return side.replace(
-    values=layouts.to_bytes(values), scale=layouts.to_bytes(side.scale)
-  )
-
-
-def _on_each_device(
-  function: Callable[[jax.Array], jax.Array], x: jax.Array
-) -> jax.Array:
-  """Applies a function to each shard of `x`; keeps the sharding of `x`."""
-  spec = mesh_axes.spec_of(x)
-  mesh = mesh_axes.sharding_of(x).mesh
-  return mesh_axes.shard_map(function, mesh, (spec,), spec)(x)

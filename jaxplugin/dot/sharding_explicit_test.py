@@ -146,6 +146,16 @@ class ExplicitTest(explicit.InsideTestCase):
       result = jax.jit(dot)(x, w, None, scale, factor)
       np.testing.assert_array_equal(result, X @ W.T)
 
+  def test_axis_that_cuts_a_byte_is_dropped(self):
+    x, w = X[:, :20], np.clip(W[:, :20], -8, 7)
+    scale = np.ones((N, 1), jp.INT4_32.scale_dtype)
+    dot = lambda x, values: jp.block_scaled_dot(
+      x, jp.ScaledArray(values, scale, None, jp.INT4_32)
+    )
+    values = self.put(w.astype(jnp.int4), P("a", "b"))  # five of 20 each
+    result = jax.jit(dot)(self.put(x, P()), values)
+    np.testing.assert_array_equal(result, x @ w.T)
+
   @parameterized.parameters(
     (P(), P("b"), None, []),
     (P("a"), P("b"), P("a", "b"), []),

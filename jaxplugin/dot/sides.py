@@ -21,6 +21,7 @@ from jax import lax
 from jaxplugin.arrays import interleaving, layouts
 from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.dot import problems
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.quantization import operations
 
 WHO: Final = "block_scaled_dot"
@@ -296,8 +297,15 @@ class Side:
     """
     if self.format is None:
       return self
-    side = self.with_bytes().with_linear_scale()
-    assert side.axis is not None
+    side = self.with_bytes()
+    assert side.axis is not None and side.format is not None
+    if mesh_axes.mesh_of([side.scale]) is not None and (
+      side.scale_layout != layouts.LINEAR or side.scale_is_padded
+    ):
+      # Shards of a swizzled or padded scale do not match shards of rows and
+      # blocks.
+      side = side.replace(scale=mesh_axes.gathered(side.scale))
+    side = side.with_linear_scale()
     values = layouts.packed_pairs(side.values, side.axis)
     return side.replace(
       values=layouts.to_bytes(values),

@@ -165,12 +165,16 @@ class ExplicitTest(explicit.ExplicitTestCase):
           X, jp.MXFP8, scale_layout="swizzled_128x4", out_sharding=P("a")
         )
 
-  def test_dequantize_of_blocks_that_an_axis_cuts(self):
-    x = jp.quantize(X[:, :96], jp.MXFP8)
-    with jax.set_mesh(self.mesh):
-      x.values = self.put(x.values, P(None, "a"))
-      x.scale = self.put(x.scale, P("a"))
-      result = jax.jit(lambda x: jp.dequantize(x, jnp.bfloat16))(x)
-    self.assertEqual(jax.typeof(result).sharding.spec, P(None, "a"))
-    expected = jp.dequantize(jp.quantize(X[:, :96], jp.MXFP8), jnp.bfloat16)
-    contract.assert_same_bits(result, expected)
+  def test_dequantize_of_blocks_and_bytes_that_an_axis_cuts(self):
+    # Three blocks on two devices; five 4-bit values on each of four.
+    for format, k, axis in ((jp.MXFP8, 96, "a"), (jp.INT4_32, 20, "b")):
+      x = jp.quantize(X[:, :k], format).unpack()
+      expected = jp.dequantize(x, jnp.bfloat16)
+      with self.subTest(format), jax.set_mesh(self.mesh):
+        x.values = self.put(x.values, P(None, axis))
+        x.scale = self.put(x.scale, P("a"))
+        result = jax.jit(lambda x: jp.dequantize(x, jnp.bfloat16))(x)
+        packed = jax.jit(lambda x: x.pack())(x)
+        self.assertEqual(jax.typeof(result).sharding.spec, P(None, axis))
+        contract.assert_same_bits(result, expected)
+        contract.assert_same_bits(jp.dequantize(packed, jnp.bfloat16), expected)
