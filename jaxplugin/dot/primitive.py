@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.interpreters import batching
 from jax.sharding import PartitionSpec
 
-from jaxplugin.core import decisions, targets
+from jaxplugin.core import targets
 from jaxplugin.dot import (
   backends,
   calls,
@@ -31,7 +31,6 @@ from jaxplugin.dot import (
 from jaxplugin.jaxext import program
 from jaxplugin.operation import choice
 from jaxplugin.operation import primitive as operation_primitive
-from jaxplugin.runtime import lowering
 
 block_scaled_dot_p = calls.block_scaled_dot_p
 bind = operation_primitive.bind
@@ -142,29 +141,6 @@ def _batch_epilogue(
   return epilogue.apply(result, call.replace(**changes)), 0
 
 
-def _local(
-  call: calls.DotCall, target: targets.Target, module: lowering.Module
-) -> jax.Array:
-  """Chooses a backend for the target and emits the call.
-
-  A partitioned module may have kernels that are not split: XLA gathers their
-  operands.
-  """
-  if module.is_split:
-    # A shard of a layer is not a slice of the device's shard of the stack.
-    call = call.without_origins_of_sides()
-  unportable = None
-  if module.is_exported and call.implementation is None:
-    # A process that loads the module may lack the kernel libraries, and
-    # jax.export refuses custom calls without guaranteed stability.
-    unportable = decisions.Unsupported(lowering.PORTABLE)
-  for_export = lowering.current_export() is not None
-  decision = backends.choose_for(
-    call, target, unportable=unportable, for_export=for_export
-  )
-  return backends.emit(decision, call, target)
-
-
 def equations(jaxpr: Any) -> Iterator[Any]:
   """Yields every equation of the primitive, also those in sub-jaxprs."""
   for operation in program.operations(jaxpr):
@@ -189,7 +165,7 @@ operation_primitive.register_call(
   operation_primitive.Rules(
     who=sides.WHO,
     remedy=derivatives.REMEDY,
-    local=_local,
+    local=backends.lower,
     jvp=derivatives.jvp,
     require_linear=derivatives.require_linear,
     cotangent=derivatives.cotangent,

@@ -374,13 +374,6 @@ def _merged(x: jax.Array) -> jax.Array:
 # Lowering.
 
 
-def _local(
-  call: Any, target: targets.Target, module: lowering.Module
-) -> jax.Array:
-  """Chooses a backend for the target and emits a call that is not split."""
-  return backends.emit(backends.choose_in(module, call, target), call, target)
-
-
 def decide(
   eqn: Any,
   target: targets.Target | None,
@@ -407,7 +400,7 @@ def decide(
 _rules = functools.partial(
   primitive.Rules,
   remedy=_REMEDY,
-  local=_local,
+  local=backends.lower,
   jvp=_jvp,
   require_linear=_require_linear,
   can_partition=sharding.can_partition,

@@ -23,6 +23,7 @@ from jaxplugin.dot.backends import cpu, cudnn, modelled, triton, xla
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.operation import choice
 from jaxplugin.plugins import registry
+from jaxplugin.runtime import lowering
 from jaxplugin.tables import resolution
 
 Backend = decisions.BackendRecord[problems.DotProblem]
@@ -312,6 +313,29 @@ def emit(
     for planned, found in _cases(decision, problem, target)
   ]
   return choice.by_size(m, configs.PLANNED_M, cases)
+
+
+def lower(
+  call: calls.DotCall, target: targets.Target, module: lowering.Module
+) -> jax.Array:
+  """Chooses a backend for a call in a module, and emits the call.
+
+  A partitioned module may have kernels that are not split: XLA gathers their
+  operands.
+  """
+  if module.is_split:
+    # A shard of a layer is not a slice of the device's shard of the stack.
+    call = call.without_origins_of_sides()
+  unportable = None
+  if module.is_exported and call.implementation is None:
+    # A process that loads the module may lack the kernel libraries, and
+    # jax.export refuses custom calls without guaranteed stability.
+    unportable = decisions.Unsupported(lowering.PORTABLE)
+  for_export = lowering.current_export() is not None
+  decision = choose_for(
+    call, target, unportable=unportable, for_export=for_export
+  )
+  return emit(decision, call, target)
 
 
 def validate_name(requested: str | None) -> None:

@@ -108,3 +108,10 @@ def emit(
     return jnp.zeros(call.shape, call.preferred_element_type)
   sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)
   return epilogue.apply(sums, call)
+
+
+def lower(
+  call: calls.Call, target: targets.Target, module: lowering.Module
+) -> jax.Array:
+  """Chooses a backend for a call in a module, and emits the call."""
+  return emit(choose_in(module, call, target), call, target)
