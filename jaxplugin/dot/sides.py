@@ -298,7 +298,6 @@ class Side:
     if self.format is None:
       return self
     side = self.with_bytes()
-    assert side.axis is not None and side.format is not None
     if mesh_axes.mesh_of([side.scale]) is not None and (
       side.scale_layout != layouts.LINEAR or side.scale_is_padded
     ):
@@ -306,6 +305,7 @@ class Side:
       # blocks.
       side = side.replace(scale=mesh_axes.gathered(side.scale))
     side = side.with_linear_scale()
+    assert side.axis is not None
     values = layouts.packed_pairs(side.values, side.axis)
     return side.replace(
       values=layouts.to_bytes(values),
