@@ -38,6 +38,8 @@ class Operation:
       the results. It may use collectives over the mesh axes.
     whole: (*operands) -> results, traced for their types.
     rule: (operands, results, sizes of the mesh axes) -> Shardy rule.
+    before: operands of the equation -> operands of the function.
+    after: results of the function -> results of the equation.
   """
 
   assign: Callable[[Sequence[Any], Shardings], Assignment]
@@ -47,6 +49,8 @@ class Operation:
     Callable[[Sequence[Any], Sequence[Any], Sequence[int]], notation_lib.Rule]
     | None
   ) = None
+  before: Callable[..., Sequence[jax.Array]] = lambda *operands: operands
+  after: Callable[[list[jax.Array]], list[jax.Array]] = lambda results: results
 
 
 def of_call(
@@ -84,7 +88,7 @@ def of_call(
 def partitioned(
   operation: Operation, key: str | None
 ) -> Callable[..., list[jax.Array]]:
-  """Returns a function of the operands that XLA's partitioner splits.
+  """Returns the function of an equation that XLA's partitioner splits.
 
   Args:
     key: key that is equal only for equal operations; None if unknown.
@@ -115,9 +119,18 @@ def partitioned(
   def rule(mesh: Any, operands: Any, results: Any) -> notation_lib.Rule:
     return find_rule(operands, results, mesh_axes.automatic_sizes(mesh))
 
-  return _split_call(
+  function = _split_call(
     operation.whole,
     partitioner_private.Split(partition=partition, rule=rule, key=key),
+  )
+  return _around(operation, function)
+
+
+def _around(
+  operation: Operation, function: Callable[..., list[jax.Array]]
+) -> Callable[..., list[jax.Array]]:
+  return lambda *operands: operation.after(
+    function(*operation.before(*operands))
   )
 
 
@@ -252,7 +265,7 @@ def _as_they_were(
 def on_explicit_axes(
   operation: Operation, mesh: Any, specs: Specs
 ) -> Callable[..., list[jax.Array]]:
-  """Returns a function of the operands that is a `shard_map`.
+  """Returns the function of an equation, as a `shard_map`.
 
   It needs no partitioner callback, so JAX can cache and export the module.
 
@@ -276,4 +289,4 @@ def on_explicit_axes(
       )(*operands)
       return list(map(mesh_axes.reshard, results, specs))
 
-  return function
+  return _around(operation, function)

@@ -43,21 +43,6 @@ LocalDequantize = Callable[
 ]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Shared:
-  """An equation that is split over devices.
-
-  Attributes:
-    operation: split operation, whose quantized operands and results are bytes.
-    before: operands of the equation -> operands of the operation.
-    after: results of the operation -> results of the equation.
-  """
-
-  operation: split.Operation
-  before: Callable[..., Sequence[jax.Array]] = lambda *operands: operands
-  after: Callable[[list[jax.Array]], list[jax.Array]] = lambda results: results
-
-
 def can_quantize(problem: problems.QuantizationProblem) -> bool:
   """Returns whether quantizing shards gives the bits of the whole array."""
   format = problem.format
@@ -74,7 +59,7 @@ def quantize(
   problem: problems.QuantizationProblem,
   local: LocalQuantize,
   maxima: Maxima,
-) -> Shared | None:
+) -> split.Operation | None:
   """Returns the split form of a `quantize_p` equation; None if it has none.
 
   Args:
@@ -95,7 +80,7 @@ def quantize(
     ),
     scale_layout=layouts.LINEAR,
   )
-  operation = split.Operation(
+  return split.Operation(
     assign=functools.partial(assignment.assign_quantize, moved),
     per_device=functools.partial(_quantize_shard, local, maxima, moved),
     whole=lambda *operands: _bytes_of(
@@ -104,9 +89,6 @@ def quantize(
     rule=lambda operands, results, axis_sizes: notation.sharding_rule(
       assignment.quantize_notation(moved, operands), operands, results
     ),
-  )
-  return Shared(
-    operation=operation,
     before=lambda *operands: _with_pairs(prologues.pair, moved, operands),
     after=functools.partial(_as_asked, problem),
   )
@@ -170,7 +152,7 @@ def can_dequantize(problem: problems.DequantizationProblem) -> bool:
 
 def dequantize(
   problem: problems.DequantizationProblem, local: LocalDequantize
-) -> Shared | None:
+) -> split.Operation | None:
   """Returns the split form of a `dequantize_p` equation; None if it has none.
 
   Args:
@@ -193,15 +175,15 @@ def dequantize(
     problem, shape=tuple(values.shape), dtype=values.dtype
   )
   dequantized = lambda parts: [_dequantize_shard(local, parts, moved)]
-  operation = split.Operation(
+  return split.Operation(
     assign=functools.partial(assignment.assign_dequantize, moved),
     per_device=lambda parts, assigned: dequantized(parts),
     whole=lambda *operands: dequantized(operands),
     rule=lambda operands, results, axis_sizes: notation.sharding_rule(
       assignment.dequantize_notation(moved, operands), operands, results
     ),
+    before=before,
   )
-  return Shared(operation=operation, before=before)
 
 
 def _quantize_shard(
@@ -329,7 +311,7 @@ def _dequantize_shard(
 
 def lowered(
   context: primitive.LoweringContext,
-  shared: Shared | None,
+  operation: split.Operation | None,
   local: Callable[..., Sequence[jax.Array]],
   *,
   key: tuple[Any, ...],
@@ -338,22 +320,19 @@ def lowered(
 
   Args:
     context: the equation, in a split module or on a mesh with explicit axes.
-    shared: split form of the equation; None if it has none.
+    operation: split form of the equation; None if it has none.
     local: computes the equation on one device.
 
   Returns:
     Function of the equation's operands, or None if XLA gathers the operands.
   """
-  if context.mesh is None and shared is None:
-    return None
-  found = shared or Shared(operation=_on_each(local))
   if context.mesh is not None:
     specs = list(map(mesh_axes.spec_of, context.avals_out))
-    function = split.on_explicit_axes(found.operation, context.mesh, specs)
-  else:
-    found_key = primitive.partition_key(context, *key)
-    function = split.partitioned(found.operation, found_key)
-  return lambda *operands: found.after(function(*found.before(*operands)))
+    operation = operation or _on_each(local)
+    return split.on_explicit_axes(operation, context.mesh, specs)
+  if operation is None:
+    return None
+  return split.partitioned(operation, primitive.partition_key(context, *key))
 
 
 def _on_each(
