@@ -318,13 +318,6 @@ class UnusedTest(parameterized.TestCase):
         self.assertEqual(self.kernel_calls(one), 1)
     self.assertEqual(self.kernel_calls(lambda x: (both(x), x)[1]), 0)
 
-  @lowerings.needs_library
-  def test_the_one_that_is_used_is_right(self):
-    x = numbers((64, 96))
-    for i, expected in enumerate(each(x, NVFP4)):
-      one = jax.jit(lambda x, i=i: quantization.quantize_both(x, NVFP4)[i])
-      assert_same_bits(one(x), expected)
-
   def test_the_one_that_is_used_has_its_own_global_scale(self):
     x, scales = numbers((64, 96)), np.float32([0.3, 7])
     blockings = [blocking.Blocking.along(d, 2, 16) for d in (1, 0)]

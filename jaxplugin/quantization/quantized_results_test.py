@@ -166,20 +166,6 @@ class BitsTest(parameterized.TestCase):
     self.assertNotIn("jaxplugin_quantize", fused.lower(*xs).as_text())
     contract.assert_same_bits(fused(*xs), separate(*xs))
 
-  def test_equal_static_arguments_are_traced_once(self):
-    traced = []
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def function(out):
-      traced.append(out)
-      return jp.linear(X, w_q(), out_format=out).values
-
-    scales = 0.5, 0.5, jnp.float32(0.5)
-    for scale in scales:
-      function(OutFormat("nvfp4", global_scale=scale))
-    self.assertLen(traced, 2)
-    self.assertEqual(traced[0].global_scale, 0.5)
-
   def test_out_formats_are_equal_by_their_numbers(self):
     number = np.array(0.5, np.float32)
     array = jnp.float32(0.5)
