@@ -19,7 +19,6 @@ from jaxplugin import quantization
 from jaxplugin.core import blocking
 from jaxplugin.dot import reference
 from jaxplugin.testing import quantization_lowerings, transformations
-from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.oracles import gradients_oracle as oracle
 from jaxplugin.training import products
 
@@ -178,25 +177,6 @@ class DotGeneralTest(WithinTestCase):
         lhs, lhs_names, rhs, rhs_names, out, jp.MXFP8, jp.MXFP8
       ),
     )
-
-  def test_shard_map_sums_the_gradient_of_a_replicated_weight(self):
-    explicit.need_devices(self, 2)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
-    spec = jax.sharding.PartitionSpec
-    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    numbers = oracle.numbers("mk", "kn")
-    # Integers whose quantization, products and sums are all exact.
-    x = np.random.default_rng(0).integers(-4, 5, (64, 32)).astype(np.float32)
-    w = np.random.default_rng(1).integers(-4, 5, (32, 8)).astype(np.float32)
-
-    @jax.shard_map(mesh=mesh, in_specs=(spec("d"), spec()), out_specs=spec())
-    def loss(x, w):
-      return jax.lax.psum(function(x, w, numbers).sum(), "d")
-
-    grads = jax.jit(jax.grad(loss, argnums=(0, 1)))(x, w)
-    ones = np.ones((64, 8))
-    np.testing.assert_array_equal(grads[0], ones @ w.T)
-    np.testing.assert_array_equal(grads[1], x.T @ ones)
 
   def test_symbolic_contracting_size_is_padded(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)

@@ -539,27 +539,6 @@ class MeshTest(parameterized.TestCase):
     self.assertGreater(np.abs(found[1]).max(), 0)
     np.testing.assert_array_equal(*found)
 
-  @pytest.mark.full
-  def test_shard_map(self):
-    make = functools.partial(jp.quantize_operand, recipe=RECIPE)
-    key = jax.random.key(0)
-    found = []
-    for quantize in (make, lambda x, role="": x):
-      local = jax.shard_map(
-        self.gradients(quantize),
-        mesh=self.mesh,
-        in_specs=(P(), P(None, "x"), P()),
-        out_specs=P(),
-      )
-      rows = jnp.concatenate([BATCHES] * NUM_DEVICES, axis=1)
-      found.append(np.asarray(jax.jit(local)(self.w, rows, key)))
-    np.testing.assert_array_equal(*found)
-    # Rows are repeated eight times, and their sums have fewer roundings.
-    one = self.gradients(lambda x, role="": x)(self.w, BATCHES, key)
-    np.testing.assert_allclose(
-      found[0], NUM_DEVICES * one, rtol=1e-5, atol=1e-4
-    )
-
   @parameterized.parameters(0, 1)
   def test_shards_are_gathered_as_bytes(self, dim):
     """A weight's shards are quantized, gathered and trained."""
