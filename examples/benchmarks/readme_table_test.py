@@ -244,9 +244,3 @@ class ReadmeTableTest(absltest.TestCase):
     some = [row for row in rows if row[0] == whole]
     some.append((other, "nvfp4", [variant("cpu", 1)]))
     self.assertEqual(readme_table.summary(run(*some)), table[:3])
-
-  def test_runs_from_before_there_were_limits_have_no_such_column(self):
-    table = readme_table.lines(
-      bench_results.run(bench_results.row(variant("cpu", 2)))
-    )
-    self.assertNotIn("limit", table[0])

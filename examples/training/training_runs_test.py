@@ -115,17 +115,6 @@ class TrainTest(parameterized.TestCase):
     weights = (jax.tree.leaves(params) for params in (f32, found[True][1]))
     self.assertTrue(any(np.any(a != b) for a, b in zip(*weights, strict=True)))
 
-  def test_one_line_has_a_key_for_each_step(self):
-    task = small_task(9)
-    runs = [
-      without_time(
-        training_runs.train(task, variant, 0, 9, is_one_line=True)[0]
-      )
-      for variant in ("nvfp4", "nvfp4", "nvfp4-no-stochastic")
-    ]
-    self.assertEqual(runs[0], runs[1])
-    self.assertNotEqual(runs[0].training, runs[2].training)
-
   @parameterized.parameters(*training_variants.VARIANTS)
   def test_every_variant_learns_as_f32_does(self, variant):
     steps = 30
@@ -190,10 +179,6 @@ class ResultsTest(absltest.TestCase):
     # A run is a line, so that a change shows what it changes.
     lines = self.path.read_text().splitlines()
     self.assertLen([line for line in lines if '"variant"' in line], 3)
-
-  def test_more_seeds_go_on_with_the_same_file(self):
-    self.results().add(self.run_of("f32", 0))
-    self.assertTrue(self.results(seeds=9).has("f32", 0))
 
   def test_file_of_other_settings_is_refused_with_what_differs(self):
     self.results().add(self.run_of("f32", 0))
