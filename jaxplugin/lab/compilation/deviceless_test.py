@@ -41,20 +41,6 @@ class CompileTest(parameterized.TestCase):
       device.shared_memory_per_block_optin, target.shared_memory_bytes
     )
 
-  @pytest.mark.full
-  def test_dots_inside_are_decided_for_the_target(self):
-    def f(x, w):
-      return jp.block_scaled_dot(
-        jp.quantize(x, jp.MXFP8), jp.quantize(w, jp.MXFP8)
-      )
-
-    args = [spec((128, 256)), spec((384, 256))]
-    text = deviceless.compile(f, *args, target=B200).as_text()
-    self.assertIn("__cudnn$blockScaledDot", text)
-    target = dataclasses.replace(B200, cudnn_version=(9, 9, 0))
-    text = deviceless.compile(f, *args, target=target).as_text()
-    self.assertNotIn("__cudnn$blockScaledDot", text)
-
   def test_shardings_of_the_mesh_are_kept_and_others_replicated(self):
     mesh = deviceless.mesh(B200, (2, 2), ("x", "y"))
     columns = NamedSharding(mesh, PartitionSpec(None, "y"))

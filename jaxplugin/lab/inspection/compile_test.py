@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from absl.testing import parameterized
 
-from jaxplugin.kernels import architectures
 from jaxplugin.lab.inspection import compile as kernel_compile
 
 pytestmark = pytest.mark.lab
@@ -244,21 +243,3 @@ class FileTest(parameterized.TestCase):
   def test_compiles_where_jax_triton_emptied_the_cache_directory(self):
     with mock.patch.dict(os.environ, TRITON_CACHE_DIR=""):
       self.assertIn("_vector_kernel", compile_vector("sm_80").assembly)
-
-
-class ArchitectureTest(parameterized.TestCase):
-  def test_names_are_those_of_the_backends(self):
-    for name, architecture in architectures.ARCHITECTURES.items():
-      self.assertEqual(architecture.name, name)
-      if architecture.is_nvidia:
-        self.assertEqual(name, f"sm_{architecture.triton_arch}")
-      else:
-        self.assertEqual(name, architecture.triton_arch)
-
-  def test_only_datacenter_blackwell_has_tensor_memory(self):
-    having = {
-      name: architecture.tensor_memory_columns
-      for name, architecture in architectures.ARCHITECTURES.items()
-      if architecture.tensor_memory_columns
-    }
-    self.assertEqual(having, {"sm_100": 512, "sm_103": 512})

@@ -193,15 +193,6 @@ class PeerFormsTest(parameterized.TestCase):
     jaxpr = jax.make_jaxpr(variant.function)(*variant.operands(0))
     self.assertNotIn("transpose[", str(jaxpr))
 
-  @parameterized.parameters("mxfp6_e2m3", "bf16xmxfp6_e3m2")
-  @pytest.mark.sample(1)
-  def test_values_of_six_bits_are_unknown_to_jax(self, pair):
-    one = made("4x96x256", pair, targets.named_target("cpu"), jnp.float32)
-    (scaled_dot,) = one.peers(["lax.scaled_dot"])
-    self.assertEqual(
-      scaled_dot.reason, f"XLA has no {one.pair.rhs.values_dtype.name}"
-    )
-
   def test_padding_is_for_few_rows_and_sums_of_products_for_one(self):
     plain = {"w (n, k)", "w (k, n)"}
     padded = {f"{form}, 8 rows" for form in plain}

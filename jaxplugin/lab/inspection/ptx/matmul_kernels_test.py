@@ -113,18 +113,7 @@ OLD_PTXAS = (13, 1, 115)
 CONVERSION = "cvt.rn.bf16x2.e2m1x2"
 
 
-class Case(executed_cases.Case):
-  def check_k_not_minor(self, architecture, lhs, rhs, sizes, minor):
-    m, n, k = sizes
-    make = gpu_operands.make_operand
-    self.check(
-      architecture,
-      make(self.rng, lhs, (1, m, k), k_is_minor=minor[0]),
-      make(self.rng, rhs, (1, n, k), k_is_minor=minor[1]),
-    )
-
-
-class DefaultConfigTest(Case):
+class DefaultConfigTest(executed_cases.Case):
   @parameterized.parameters(*CASES)
   def test_product(self, architecture, lhs, rhs, sizes, storage):
     operands = self.make(lhs, rhs, **sizes, **storage)
@@ -266,8 +255,14 @@ class DefaultConfigTest(Case):
     ("sm_80", "bf16", "mxfp8", (20, 40, 104), (True, False)),
     ("sm_100", "mxfp8", "mxfp8", (20, 40, 128), (False, False)),
   )
-  def test_k_that_is_not_minor(self, *case):
-    self.check_k_not_minor(*case)
+  def test_k_that_is_not_minor(self, architecture, lhs, rhs, sizes, minor):
+    m, n, k = sizes
+    make = gpu_operands.make_operand
+    self.check(
+      architecture,
+      make(self.rng, lhs, (1, m, k), k_is_minor=minor[0]),
+      make(self.rng, rhs, (1, n, k), k_is_minor=minor[1]),
+    )
 
   @parameterized.parameters(
     ("sm_80", "bf16", "relu", "bf16"),
@@ -358,7 +353,7 @@ class DefaultConfigTest(Case):
     self.assertEqual(counts["ldmatrix wavefronts"], least)
 
 
-class ConversionTest(Case):
+class ConversionTest(executed_cases.Case):
   """Kernels that convert FP4 by an instruction of a new ptxas."""
 
   @parameterized.parameters(
@@ -417,7 +412,7 @@ class ConversionTest(Case):
 
 
 @pytest.mark.full
-class Tcgen05Test(Case):
+class Tcgen05Test(executed_cases.Case):
   """More kernels of sm_100, whose products are `tcgen05.mma`."""
 
   def test_tile_of_all_columns(self):
@@ -431,21 +426,6 @@ class Tcgen05Test(Case):
     lhs = make(self.rng, "nvfp4", (2, 3, 160))
     rhs = make(self.rng, "nvfp4", (2, 40, 160), swizzled=True)
     self.check("sm_100", lhs, rhs)
-
-  @parameterized.product(
-    lhs=("bf16", "mxfp8"), minor=((True, False), (False, True), (False, False))
-  )
-  def test_k_that_is_not_minor(self, lhs, minor):
-    self.check_k_not_minor("sm_100", lhs, "mxfp8", (70, 136, 160), minor)
-
-  @parameterized.parameters(
-    ("nvfp4", "nvfp4", "silu", "f16"),
-    ("bf16", "mxfp4", "gelu", "f32"),
-    ("bf16", "nvfp4", "relu", "bf16"),
-  )
-  def test_epilogue(self, lhs, rhs, activation, out_dtype):
-    operands = self.make(lhs, rhs, m=70, n=72, k=160)
-    self.check_epilogue("sm_100", *operands, activation, out_dtype)
 
 
 @pytest.mark.full
