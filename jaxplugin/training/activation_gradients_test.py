@@ -553,15 +553,22 @@ class PrimitiveTest(parameterized.TestCase):
       )  # fmt: skip
       return [leaf for leaf in q if leaf is not None]
 
-    for prologue in cases:
-      x, more = prologue_cases.operands(
-        prologue, (2, *prologue_cases.SHAPE), jnp.bfloat16
-      )
-      function = functools.partial(codes, prologue)
-      got = jax.jit(jax.vmap(function))(x, more)
-      for i in range(2):
-        want = jax.jit(function)(*jax.tree.map(lambda a, i=i: a[i], (x, more)))
-        for a, b in zip(got, want, strict=True):
-          np.testing.assert_array_equal(
-            np.asarray(a[i]).view(np.uint8), np.asarray(b).view(np.uint8)
-          )
+    shape = (2, *prologue_cases.SHAPE)
+    given = [prologue_cases.operands(p, shape, jnp.bfloat16) for p in cases]
+
+    def all_of(given, wrap=lambda f: f):
+      functions = [wrap(functools.partial(codes, p)) for p in cases]
+      return [f(*args) for f, args in zip(functions, given, strict=True)]
+
+    mapped = jax.jit(functools.partial(all_of, wrap=jax.vmap))(given)
+    each = jax.jit(all_of)
+    for i in range(2):
+      entry = functools.partial(jax.tree.map, lambda a, i=i: a[i])
+      for prologue, got, want in zip(
+        cases, entry(mapped), each(entry(given)), strict=True
+      ):
+        with self.subTest(str(prologue), entry=i):
+          for a, b in zip(got, want, strict=True):
+            np.testing.assert_array_equal(
+              np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8)
+            )
