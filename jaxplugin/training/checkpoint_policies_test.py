@@ -64,16 +64,6 @@ class PolicyTest(parameterized.TestCase):
     # JAX's own dots are treated as before.
     self.assertEqual(num_dots("dot_general", lax_dot, policy), expected)
 
-  def test_jaxs_policies_do_not_know_our_dots(self):
-    # Why there are others. Where JAX's know them they are needed no more.
-    quantized = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    self.assertEqual(
-      num_dots("block_scaled_dot", quantized, jaxs.dots_saveable), 8
-    )
-    self.assertEqual(
-      num_dots("block_scaled_dot", quantized, None, checkpoint=False), 6
-    )
-
   def test_offloading_says_of_our_dots_what_jax_says_of_its_own(self):
     memories = ("device", "pinned_host")
     policy = ours.offload_dot_with_no_batch_dims(*memories)

@@ -15,12 +15,8 @@ import pytest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin import quantization
-from jaxplugin.core import blocking
-from jaxplugin.dot import reference
 from jaxplugin.testing import quantization_lowerings, transformations
 from jaxplugin.testing.oracles import gradients_oracle as oracle
-from jaxplugin.training import products
 
 MATMUL = (((1,), (0,)), ((), ()))
 
@@ -490,41 +486,6 @@ class BitwiseTest(parameterized.TestCase):
       )
 
     self.assert_same(step(function, numbers)(x, W, g), expected(x, W, g))
-
-  @parameterized.parameters(jp.MXFP8, jp.NVFP4)
-  @pytest.mark.full
-  def test_rows_of_whole_blocks_keep_their_dimensions_and_bits(self, format):
-    rng = np.random.default_rng(3)
-    x, g = (rng.normal(size=(4, 64, n)).astype(np.float32) for n in (96, 72))
-    x[2, 60, 7] = np.nan
-    product = products.Product.of(
-      (((0, 1), (0, 1)), ((), ())), (g.shape, x.shape), (format, format)
-    )
-    merged = blocking.Blocking(
-      dims=(0, 1), lead=(2,), multiple=format.block_size
-    )
-    actual, expected = (
-      quantization.quantize_blocked(x, format, [b], scale_rounding="up")[0]
-      for b in (product.rhs, merged)
-    )
-    self.assertEqual(actual.shape, x.shape)
-    for name in ("values", "scale"):
-      have, want = (np.asarray(getattr(q, name)) for q in (actual, expected))
-      have = have.transpose(2, 0, 1).reshape(want.shape)
-      np.testing.assert_array_equal(have.view(np.uint8), want.view(np.uint8))
-    # And a gradient is of such.
-    x = np.nan_to_num(x)
-    function = jp.dot_general(format, format)
-    (*_, w_grad), (*_, flat) = (
-      step(function, numbers)(*args)
-      for numbers, args in (
-        ((((2,), (0,)), ((), ())), (x, W, g)),
-        (MATMUL, (x.reshape(256, 96), W, g.reshape(256, 72))),
-      )
-    )
-    magnitude = 2 * np.abs(x.reshape(256, 96)).T @ np.abs(g.reshape(256, 72))
-    error = np.abs(np.asarray(w_grad) - np.asarray(flat))
-    np.testing.assert_array_less(error, reference.ERROR_BOUND * magnitude)
 
   def test_unused_gradient_changes_no_bit_of_the_other(self):
     function = jp.dot_general(jp.NVFP4, jp.NVFP4)

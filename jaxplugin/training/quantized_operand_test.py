@@ -119,21 +119,6 @@ class OneProductTest(parameterized.TestCase):
       + (functools.partial(jp.quantize_operand, recipe=jp.MXFP8),),
     )
 
-  @pytest.mark.full
-  def test_groups_of_rows(self):
-    recipe = training.MXFP8_RECIPE
-    w = normal(4, 3, 24, 40)
-    sizes = jnp.array([20, 0, 10])
-
-    def loss(is_quantized, x, w):
-      if is_quantized:
-        w = jp.quantize_operand(w, recipe, contracting=2, batch=0)
-      y = training.ragged_dot_general(x, w, sizes, recipe=recipe, key=KEY)
-      return jnp.sin(y).sum()
-
-    step = jax.jit(jax.value_and_grad(loss, argnums=(1, 2)), static_argnums=0)
-    assert_equal_bits(step(True, X, w), step(False, X, w))
-
   def test_copies_are_those_of_quantize(self):
     w_q = jp.quantize_operand(W, jp.MXFP8)
     for copy, axis in ((w_q.forward, 0), (w_q.backward, 1)):
