@@ -516,7 +516,7 @@ class OptimizedPythonTest(absltest.TestCase):
     path = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     result = subprocess.run(
       [
-        *(sys.executable, "-O", "-m", "jaxplugin.dot.calls_errors_test"),
+        *(sys.executable, "-O", "-m", "jaxplugin.dot.arguments_errors_test"),
         "MalformedCallTest",
       ],
       env={
