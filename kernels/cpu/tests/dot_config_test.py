@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import operator
+import os
 import pathlib
 import sys
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -186,6 +188,20 @@ class DotConfigTest(parameterized.TestCase):
     )
     expected = np.maximum(2 * testing.oracle(lhs, rhs) + bias, 0) + residual
     np.testing.assert_array_equal(got, expected.astype(np.float32))
+
+  @parameterized.parameters(testing.call, testing.call_ragged)
+  def test_one_thread_computes_a_limited_call(self, function):
+    rng = np.random.default_rng(0)
+    rhs = testing.integers("mxfp8", (1, 2048, 1024), rng)
+    operands = testing.integers("bf16", (1, 16, 1024), rng), rhs
+    if function is testing.call_ragged:
+      operands = testing.integers("bf16", (16, 1024), rng), rhs, [16]
+    pool = testing.frames._pool
+    for limit in (0, 1):
+      with mock.patch.object(pool, "submit", wraps=pool.submit) as submit:
+        function(*operands, attributes={"max_threads": limit})
+      has_cores = len(os.sched_getaffinity(0)) > 1
+      self.assertEqual(submit.called, limit == 0 and has_cores)
 
   def test_one_weight_for_a_batch_counts_all_rows(self):
     """A few_rows engine supports 32 rows but not 33."""

@@ -323,14 +323,6 @@ class RaggedTest(parameterized.TestCase):
           expected = in_int8 if is_in_int8(end - start, name, isa) else in_bf16
           np.testing.assert_array_equal(got[rows], expected[rows])
 
-  def test_another_number_than_0_and_1_is_an_error(self):
-    rhs = testing.constant("mxfp4", (4, 2, 32))
-    lhs = testing.Side("f32", np.ones((15, 32), np.float32), None)
-    with self.assertRaisesRegex(
-      testing.HandlerError, "quantize_rows must be 0 or 1, got 2"
-    ):
-      testing.call_ragged(lhs, rhs, self.SIZES, quantize_rows=2)
-
 
 class UnquantizedRowsTest(parameterized.TestCase):
   @testing.each(name=("mxfp8", "mxfp4", "int8_32"), m=(2, 20))
@@ -343,13 +335,6 @@ class UnquantizedRowsTest(parameterized.TestCase):
     self.assertEqual(
       is_quantized, bool((call(x, rhs, isa=isa) != unasked).any())
     )
-
-  def test_another_number_than_0_and_1_is_an_error(self):
-    side = testing.constant("mxfp4", (1, 2, 32))
-    with self.assertRaisesRegex(
-      testing.HandlerError, "quantize_rows must be 0 or 1, got 2"
-    ):
-      testing.call(side, side, quantize_rows=2)
 
 
 if __name__ == "__main__":

@@ -376,6 +376,7 @@ class RaggedErrorTest(parameterized.TestCase):
     ),
     ("isa", {"isa": 6}, "isa must be"),
     ("attribute", {"x": 1}, "no other attributes are"),
+    ("quantize_rows", {"quantize_rows": 2}, "must be 0 or 1, got 2"),
     ("result_shape", {"shape": (4, 4)}, "the result must be"),
     ("result_rank", {"shape": (20,)}, "the result must be"),
     ("result_dtype", {"dtype": np.int32}, "the result must be"),
