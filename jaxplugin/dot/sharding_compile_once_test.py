@@ -122,20 +122,6 @@ class CompileOnceTest(parameterized.TestCase):
     more = num_operations(many) - num_operations(few)
     self.assertLessEqual(more, limit * plain)
 
-  @pytest.mark.full
-  def test_equal_calls_that_are_split_alike_are_lowered_once(self):
-    counts = []
-    for count in (3, 4):
-      lowered = lower(jp.dot_general("mxfp8", "mxfp8"), count)
-      partitioner_private.forget_shares()
-      with mock.patch.object(
-        partitioner_private, "_share", wraps=partitioner_private._share
-      ) as share:
-        lowered.compile()
-      counts.append(share.call_count)
-      self.assertLess(share.call_count, len(names_in(lowered)))
-    self.assertEqual(counts[0], counts[1])
-
 
 def dot(x, w):
   return jp.block_scaled_dot(jp.quantize(x, "mxfp8"), jp.quantize(w, "mxfp8"))

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import zlib
-from typing import Any, ClassVar
+from typing import Any
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
@@ -23,7 +21,6 @@ from jaxplugin.dot.backends import cpu
 from jaxplugin.runtime import cpu_library
 from jaxplugin.tables import records
 from jaxplugin.testing import dot_problems
-from jaxplugin.testing.dot_suite import suite
 
 TARGET = jp.detect_target("cpu")
 CpuConfig = cpu.CpuConfig
@@ -352,36 +349,3 @@ class LoweredTest(parameterized.TestCase):
     x, w = (np.asarray(a.dequantize()) for a in (self.x, self.w))
     actual = lowered.compile()(self.x, self.w)
     np.testing.assert_array_equal(actual, x @ w.T)
-
-
-@needs_library
-@pytest.mark.full
-class ConfiguredDotTest(suite.DotSuite):
-  """The suite of the dot, each call under one of its candidates."""
-
-  implementation = "cpu"
-  cases_per_test = 3
-  exact_beyond_f32 = True
-  seen: ClassVar[set[CpuConfig]] = set()
-
-  @classmethod
-  def setUpClass(cls):
-    super().setUpClass()
-    # No program of another test is taken for one of these, nor the other way.
-    jax.clear_caches()
-    backend = dataclasses.replace(cpu.BACKEND, emit=cls.emit)
-    cls.enterClassContext(mock.patch.dict(backends.BACKENDS, {"cpu": backend}))
-    cls.addClassCleanup(jax.clear_caches)
-
-  @classmethod
-  def emit(cls, call, asked, target):
-    """By a digest of the problem: equal problems have equal bits."""
-    found = cpu.candidates(asked, target)
-    config = found[zlib.crc32(str(asked).encode()) % len(found)]
-    cls.seen.add(config)
-    return cpu.emit(call, asked, target, cpu.fields_of(config))
-
-  @classmethod
-  def tearDownClass(cls):
-    super().tearDownClass()
-    assert len(cls.seen) != 1, cls.seen

@@ -25,7 +25,6 @@ from jaxplugin.dot import backends, problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import records, resolution
-from jaxplugin.testing import dot_problems
 from jaxplugin.testing.measured import dot_tables
 from jaxplugin.testing.meshes import explicit
 
@@ -78,12 +77,6 @@ class ChooseTest(FolderTestCase):
     self.assertRegex(decision.notes[0], "^kernels: .*64x64x64")
     self.assertNotIn("64x64x64", " ".join(choose(table(XLA_FASTER)).notes))
 
-  def test_another_implementation_is_chosen_where_it_was_faster(self):
-    decision = choose(table(XLA_FASTER))
-    self.assertEqual(decision.implementation, "xla")
-    reason = dot_problems.reasons(decision)["triton"]
-    self.assertEqual(reason, "supported, but xla was measured to be faster")
-
   def test_the_rule_decides_without_a_row(self):
     for changes in ({"n": 4160}, {"k": 8192}, {"has_bias": True}):
       decision = choose(table(XLA_FASTER), **changes)
@@ -118,14 +111,6 @@ class ChooseTest(FolderTestCase):
 
     with mock.patch.object(triton, "shape_config_error", config_error):
       self.assertEqual(choose(made, m=128, **nvfp4).config, ())
-
-  def test_argument_comes_first_and_a_table_says_how(self):
-    decision = choose(table(faster()), requested="triton")
-    self.assert_from("argument", decision)
-    self.assertEqual(decision.config_from, "overlay")
-    self.assertEqual(decision.config, tiles())
-    decision = choose(table(XLA_FASTER), requested="triton")
-    self.assertEqual(decision.config, ())
 
   def test_inner_overlay_comes_before_the_outer_and_that_before_the_user(self):
     by_warps = {w: faster(tiles(num_warps=w)) for w in (1, 2, 8)}

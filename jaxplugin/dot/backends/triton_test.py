@@ -693,8 +693,3 @@ class ErrorTest(parameterized.TestCase):
     needed = 2 * (16 * 32 + 16 + 2 * 16 * 32)
     text = f"may need {needed} bytes of shared memory, sm_90 has 1024"
     self.assertEndsWith(self.refusal(target, 256, 256), text)
-
-  @pytest.mark.full
-  def test_target_without_jax_triton_is_refused_with_the_reason(self):
-    target = H200.without_library(targets.JAX_TRITON, "it is away")
-    self.assertEqual(self.refusal(target), "it is away")
