@@ -85,12 +85,6 @@ class ExplainTest(command_lines.CommandLineTestCase):
       self.assertEqual(status, 0)
       self.assertIn(expected, " ".join(out.split()))
 
-  def test_a_missing_cudnn_is_printed_only_where_one_would_help(self):
-    for name, expected in (("b200", True), ("h100", False), ("mi300x", False)):
-      status, out, _ = self.explain(f"{DOT} --target {name}")
-      self.assertEqual(status, 0)
-      self.assertEqual("no cuDNN is assumed" in out, expected, name)
-
   def test_explain_of_a_module_without_calls_says_so(self):
     path = self.write("m.mlir", "module {}")
     status, out, _ = self.explain(path)
