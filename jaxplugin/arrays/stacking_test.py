@@ -25,9 +25,20 @@ FORMATS = formats.FORMATS
 B200, A100 = jp.named_target("b200"), jp.named_target("a100")
 
 
-def quantized(format, *shape, seed=0, axis=-1, largest=1.0, **kwargs):
+def quantized(
+  format, *shape, seed=0, axis=-1, largest=1.0, batch_dims=0, global_scale=None
+):
+  """Returns what `jp.quantize` may return, by NumPy."""
   x = np.random.default_rng(seed).normal(size=shape) * largest
-  return jp.quantize(x.astype(np.float32), format, axis=axis, **kwargs)
+  if not format.has_global_scale:
+    return contract.quantized(x, format, axis)
+  if global_scale is None:
+    dims = tuple(range(batch_dims, x.ndim))
+    global_scale = np.abs(x).max(dims, keepdims=True) / (6 * 448)
+  scale = np.float32(global_scale).reshape(np.shape(global_scale) or (1, 1))
+  # `contract.quantized` has a global scale of 0.5.
+  array = contract.quantized(x * 0.5 / scale, format, axis)
+  return with_global_scale(array, jax.device_put(scale))
 
 
 nvfp4 = functools.partial(quantized, jp.NVFP4)

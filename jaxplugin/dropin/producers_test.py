@@ -114,15 +114,25 @@ class ProducersTest(parameterized.TestCase):
         for p, (x, more), (_, out) in zip(CASES, cases, outs, strict=True)
       ]
 
+    @jax.jit
+    def quantize(results):
+      return [
+        quantized(y, out)
+        for (y, _), (_, out) in zip(results, outs, strict=True)
+      ]
+
     # A kernel's f32 result may differ from that of XLA's operations by 4 ulp.
     with jp.use_target(quantization_lowerings.OPERATIONS):
       results = run(cases)
-    for p, (name, out), (y, result) in zip(CASES, outs, results, strict=True):
+      wanted = quantize(results)
+    for p, (name, out), (y, result), want in zip(
+      CASES, outs, results, wanted, strict=True
+    ):
       with self.subTest(f"{p}, {name}"):
         if out.returns_amax:
           result, amax = result
           self.assertEqual(amax, np.abs(y).max())
-        self.assert_bits(result, quantized(y, out))
+        self.assert_bits(result, want)
 
   def test_no_columns_give_an_empty_result(self):
     x = jnp.zeros((3, 0))
@@ -241,7 +251,8 @@ class ProducersTest(parameterized.TestCase):
 
   def test_transformed_functions_have_the_same_bits(self):
     x, more = prologue_cases.operands(NORM, SHAPE, jnp.bfloat16)
-    weights = jnp.stack([more["weight"] * n for n in range(1, 5)])
+    weight, residual = map(np.asarray, (more["weight"], more["residual"]))
+    weights = np.stack([weight * n for n in range(1, 5)])
     out = OUTS["mxfp8"]
     norm = lambda x, weight, residual: jp.nn.rms_norm(
       x, weight, residual=residual, out_format=out
@@ -266,15 +277,13 @@ class ProducersTest(parameterized.TestCase):
     # vmap over weights leaves the kernel, whose f32 result may differ.
     with jp.use_target(quantization_lowerings.OPERATIONS):
       whole, rows, columns, each, expected, (total, layers), first = run(
-        x, more["weight"], more["residual"]
+        x, weight, residual
       )
-      same = run(
-        x, more["weight"], jnp.broadcast_to(more["residual"][:, :1], x.shape)
-      )[0]
+      same = run(x, weight, np.broadcast_to(residual[:, :1], x.shape))[0]
     self.assert_bits(rows, whole)
     self.assert_bits(columns, same)
-    self.assert_bits(each, jax.tree.map(lambda *a: jnp.stack(a), *expected))
-    self.assert_bits(jax.tree.map(lambda a: a[0], layers), first[0])
+    self.assert_bits(each, jax.tree.map(lambda *a: np.stack(a), *expected))
+    self.assert_bits(jax.tree.map(lambda a: np.asarray(a)[0], layers), first[0])
     self.assertEqual(total.dtype, jnp.bfloat16)
 
   def test_vmap_returns_the_amax_of_each_entry(self):
@@ -385,28 +394,39 @@ class ProducersTest(parameterized.TestCase):
       run(jnp.ones((2, 32)))
 
 
+AMAX = jp.OutFormat("mxfp8", returns_amax=True)
+SHARDED = (
+  *((NORM, "nvfp4"), (NORM, OUTS["both"]), (CASES[5], OUTS["nvfp4"])),
+  *((GATED, OUTS["key"]), (NORM, AMAX), (CASES[5], AMAX), (CASES[11], AMAX)),
+)
+
+
+@jax.jit
+def run_sharded(given):
+  return [
+    call(p, *operands, out)
+    for (p, out), operands in zip(SHARDED, given, strict=True)
+  ]
+
+
+@functools.cache
+def one_device():
+  """Returns operands and the results of one device."""
+  given = [
+    prologue_cases.operands(p, (8, 32, 256), jnp.bfloat16) for p, _ in SHARDED
+  ]
+  return given, run_sharded(given)
+
+
 class ShardingCases:
   """The bits of one device, for shardings of rows and columns."""
 
   def test_results_have_the_bits_of_one_device(self):
-    cases = (NORM, NORM, CASES[5], GATED, NORM, CASES[5], CASES[11])
-    amax = jp.OutFormat("mxfp8", returns_amax=True)
-    outs = ("nvfp4", OUTS["both"], OUTS["nvfp4"], OUTS["key"], amax, amax, amax)
-    given = [
-      prologue_cases.operands(p, (8, 32, 256), jnp.bfloat16) for p in cases
-    ]
-
-    @jax.jit
-    def run(given):
-      return [
-        call(p, *operands, out)
-        for p, operands, out in zip(cases, given, outs, strict=True)
-      ]
-
+    given, expected = one_device()
     spec = P("a", None, "b")
     place = lambda a: self.put(a, spec if a.ndim == 3 else P("b"))
-    found = run(jax.tree.map(place, given))
-    ProducersTest.assert_bits(self, found, run(given))
+    found = run_sharded(jax.tree.map(place, given))
+    ProducersTest.assert_bits(self, found, expected)
 
 
 class AutoShardingTest(ShardingCases, explicit.AutoTestCase):

@@ -118,9 +118,10 @@ class VmapTest(parameterized.TestCase):
       return jp.ragged_dot(lhs, rhs, sizes)
 
     axis = lambda x, ndim: 0 if x.ndim > ndim else None
-    actual = jax.vmap(
-      dot, (0, axis(of_lhs, 2), 0 if has_weights else None, axis(of_rhs, 3), 0)
-    )((lhs.values, lhs.scale), of_lhs, (rhs.values, rhs.scale), of_rhs, sizes)
+    in_axes = 0, axis(of_lhs, 2), 0 if has_weights else None, axis(of_rhs, 3), 0
+    actual = jax.jit(jax.vmap(dot, in_axes))(
+      (lhs.values, lhs.scale), of_lhs, (rhs.values, rhs.scale), of_rhs, sizes
+    )
     for i in range(ENTRIES):
       exact_lhs, exact_rhs, fitting, _ = of_entry(i)
       own = lambda x, ndim: np.float64(x[i] if x.ndim > ndim else x)  # noqa: B023
