@@ -272,11 +272,14 @@ def pack(values: np.ndarray, axis: int) -> np.ndarray:
 def poison(
   rng: np.random.Generator, scale: np.ndarray, may_grow: Sequence[bool]
 ) -> np.ndarray:
-  """Pads a scale in some dimensions, with garbage: NaNs and large codes."""
+  """Pads a scale in some dimensions, with garbage: NaNs and large codes.
+
+  The padding depends on the sizes alone, so one program takes any numbers.
+  """
   garbage = np.array([0x7F, 0xFF, 0x7E, 0x00], np.uint8)
   shape = [
-    size + int(rng.integers(0, 4)) * grow
-    for size, grow in zip(scale.shape, may_grow, strict=True)
+    size + (1 + size % 3) * grows
+    for size, grows in zip(scale.shape, may_grow, strict=True)
   ]
   padded = garbage[rng.integers(0, len(garbage), shape)]
   padded[tuple(slice(0, size) for size in scale.shape)] = scale.view(np.uint8)

@@ -186,7 +186,9 @@ class DotTestCase(parameterized.TestCase):
   def call(self, lhs: contract.Operand, rhs: contract.Operand, **kwargs: Any):
     return self.dot(lhs.operand, rhs.operand, lhs.scale, rhs.scale, **kwargs)
 
-  def results_of(self, calls: dict[str, tuple[Callable[..., Any], Any]]) -> Any:
+  def results_of(
+    self, functions: dict[str, Callable[..., Any]], *arguments: dict[str, Any]
+  ) -> list[dict[str, Any]]:
     """Returns the results of calls, by name, of one program.
 
     XLA compiles a program of many calls in less time than a program for each.
@@ -194,19 +196,21 @@ class DotTestCase(parameterized.TestCase):
     public suite skips refused calls in `result_of`.
 
     Args:
-      calls: functions and their arguments, by name.
+      functions: those that are called, by name.
+      *arguments: what the functions are called with, by name. The program runs
+        with each.
     """
 
     def each(arguments: Any) -> Any:
       results = {}
-      for name, (function, _) in calls.items():
+      for name, function in functions.items():
         with self.subTest(name):
           result = self.result_of(function, *arguments[name])
           if result is not None:
             results[name] = result
       return results
 
-    return jax.jit(each)({name: args for name, (_, args) in calls.items()})
+    return list(map(jax.jit(each), arguments))
 
   def result_of(self, function: Callable[..., Any], *args: Any) -> Any:
     """Returns the result of one call of `results_of`; None leaves it out."""

@@ -238,7 +238,7 @@ class DotRowsTestCase(dot_cases.DotTestCase):
 
   def check(self, *names: str) -> None:
     """Compares results of rows with NumPy's in f64."""
-    calls, made = {}, {}
+    functions, arguments, made = {}, {}, {}
     for name in names:
       row = ROWS[name]
       rng = np.random.default_rng(zlib.crc32(name.encode()))
@@ -249,9 +249,11 @@ class DotRowsTestCase(dot_cases.DotTestCase):
       dot = contract.dot(lhs.exact, rhs.exact, row.numbers)
       arrays = _epilogue(row, dot[0].shape, rng)
       operands = lhs.operand, rhs.operand, lhs.scale, rhs.scale
-      calls[name] = functools.partial(self._call, row), (operands, arrays)
+      functions[name] = functools.partial(self._call, row)
+      arguments[name] = operands, arrays
       made[name] = lhs.exact.shape[-1], *dot, arrays
-    for name, actual in self.results_of(calls).items():
+    (results,) = self.results_of(functions, arguments)
+    for name, actual in results.items():
       with self.subTest(name):
         self._check(ROWS[name], actual, *made[name])
 
