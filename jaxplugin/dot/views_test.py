@@ -14,10 +14,9 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import decisions, formats
-from jaxplugin.dot import backends, views
+from jaxplugin.dot import backends
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import dot_variants, variants
-from jaxplugin.plugins import records, registry
 from jaxplugin.tables import resolution
 from jaxplugin.testing import (
   command_lines,
@@ -587,19 +586,7 @@ class EverywhereTest(BackendTestCase):
 
 
 class MeasuredTest(BackendTestCase):
-  """Tables of measured choices name it by its distribution and version."""
-
-  def source(self, origin):
-    found = records.UsableBackend(backend=backend(), origin=origin)
-    made = registry._adapted(views.INTERFACE, found, None)
-    return made.tunable.source(CPU)
-
-  def test_a_measurement_is_of_a_version_of_its_distribution(self):
-    toolchain = self.source("acme-dot 1.2").toolchain
-    self.assertEqual(toolchain, (("acme-dot", "1.2"),))
-
   def test_of_one_that_code_registers_nothing_can_be_kept(self):
-    self.assertIsNone(self.source(records.IN_CODE))
     self.register()
     with self.assertRaisesRegex(
       ValueError, "must have known sources.*got acme"
