@@ -262,7 +262,6 @@ def _validate_scale_array(who: str, scale: jax.Array) -> None:
     )
 
 
-@jax.jit
 def swizzle_scale(scale: jax.Array) -> jax.Array:
   """Reorders a linear scale for Blackwell's tensor cores and cuDNN.
 
@@ -293,6 +292,11 @@ def swizzle_scale(scale: jax.Array) -> jax.Array:
   Source: PTX ISA, tcgen05 scale-factor layout "1X"; cuDNN F8_128x4.
   """
   _validate_scale_array("swizzle_scale", scale)
+  return _swizzled(scale)
+
+
+@jax.jit
+def _swizzled(scale: jax.Array) -> jax.Array:
   batch = scale.shape[:-2]
   padded = swizzled_shape(scale.shape)
   code = lax.bitcast_convert_type(scale, jnp.uint8)
@@ -326,7 +330,6 @@ def linear_scale(
   return unswizzle_scale(scale, (rows, blocking.divide_up(k, block_size)))
 
 
-@functools.partial(jax.jit, static_argnames="shape")
 def unswizzle_scale(swizzled: jax.Array, shape: tuple[int, int]) -> jax.Array:
   """Returns a swizzled scale in linear order, without padding.
 
@@ -349,14 +352,30 @@ def unswizzle_scale(swizzled: jax.Array, shape: tuple[int, int]) -> jax.Array:
     >>> jp.unswizzle_scale(swizzled, (64, 2)).shape
     (64, 2)
   """
-  _validate_scale_array("unswizzle_scale", swizzled)
-  rows, columns = shape
-  *batch, padded_rows, padded_columns = swizzled.shape
-  if (padded_rows, padded_columns) != swizzled_shape(shape):
+  who = "unswizzle_scale"
+  _validate_scale_array(who, swizzled)
+  if not isinstance(shape, Sequence) or len(shape) != 2:
     raise TypeError(
-      f"unswizzle_scale: a scale of shape {tuple(shape)} swizzles to"
-      f" {swizzled_shape(shape)}, got {swizzled.shape[-2:]}"
+      f"{who}: shape must be (rows, columns) of the linear scale, got"
+      f" {error_context.shown(shape)}"
     )
+  rows, columns = (
+    size
+    if jax.export.is_symbolic_dim(size)
+    else error_context.require_integer(who, "shape", size)
+    for size in shape
+  )
+  if swizzled.shape[-2:] != swizzled_shape((rows, columns)):
+    raise TypeError(
+      f"{who}: a scale of shape {(rows, columns)} swizzles to"
+      f" {swizzled_shape((rows, columns))}, got {swizzled.shape[-2:]}"
+    )
+  return _unswizzled(swizzled, rows, columns)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _unswizzled(swizzled: jax.Array, rows: int, columns: int) -> jax.Array:
+  *batch, padded_rows, padded_columns = swizzled.shape
   code = lax.bitcast_convert_type(swizzled, jnp.uint8)
   code = code.reshape(
     *batch,

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import indexing, operators, scaled_array, validation
-from jaxplugin.core import error_context
+from jaxplugin.core import error_context, formats
 from jaxplugin.jaxext import jax_private
 
 _WHO: Final = "QuantizedWeight"
@@ -71,15 +71,22 @@ class QuantizedWeight:
     dtype: Any = jnp.float32,
   ) -> None:
     self.array = array
-    if hasattr(kernel_shape, "dtype") or hasattr(contracting, "dtype"):
-      raise TypeError(
-        f"{_WHO}: kernel_shape and contracting must be tuples of integers, got"
-        f" {error_context.shown(kernel_shape)} and"
-        f" {error_context.shown(contracting)}"
-      )
+    for given in (kernel_shape, contracting):
+      if not isinstance(given, Sequence):
+        raise TypeError(
+          f"{_WHO}: kernel_shape and contracting must be tuples of integers,"
+          f" got {error_context.shown(kernel_shape)} and"
+          f" {error_context.shown(contracting)}"
+        )
     self.kernel_shape = tuple(kernel_shape)
     self.contracting = tuple(contracting)
-    self.dtype = np.dtype(dtype)
+    found = formats.as_dtype(dtype)
+    if found is None:
+      raise TypeError(
+        f"{_WHO}: dtype must be the dtype of the kernel, got"
+        f" {error_context.shown(dtype)}"
+      )
+    self.dtype = found
     dims = set(range(len(self.kernel_shape)))
     if list(self.contracting) != sorted(dims & set(self.contracting)):
       raise ValueError(

@@ -606,7 +606,7 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
           # with a NumPy array, which its owner may change.
           return jax.device_put(x.copy())
       return jnp.asarray(x)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
       pass
   raise TypeError(
     f"{who}: {name} must be an array, got {error_context.shown(x)}{remedy}"

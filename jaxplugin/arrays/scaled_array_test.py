@@ -438,6 +438,8 @@ FUNCTION_ERRORS = (
    r"swizzle_scale: .*rank 2.*\(4,\)"),
   (lambda: jp.unswizzle_scale(jnp.zeros(512, jnp.uint8), (1, 4)), TypeError,
    r"unswizzle_scale: .*\(512,\)"),
+  (lambda: jp.unswizzle_scale(jnp.zeros((128, 4), jnp.uint8), 4), TypeError,
+   r"shape must be \(rows, columns\) .* got 4"),
   (lambda: jp.unswizzle_scale(jnp.zeros((128, 4), jnp.uint8), (200, 5)),
    TypeError, r"\(200, 5\) swizzles to \(256, 8\), got \(128, 4\)"),
   *(

@@ -35,7 +35,7 @@ class GlobalScaleWarning(UserWarning):
 
 def validate(array: Any) -> None:
   """Raises the errors of `ScaledArray` if its leaves do not fit together."""
-  if array.scale_layout not in layouts.SCALE_LAYOUTS:
+  if not error_context.is_one_of(array.scale_layout, layouts.SCALE_LAYOUTS):
     raise ValueError(
       f"ScaledArray: scale_layout must be one of {layouts.SCALE_LAYOUTS},"
       f" got {error_context.shown(array.scale_layout)}"
@@ -47,8 +47,11 @@ def validate(array: Any) -> None:
     array.offset,
     array.surrogate,
   )
-  if not all(x is None or hasattr(x, "dtype") for x in leaves):
-    return  # placeholders: a tree of specs or of shardings
+  needed = array.values, array.scale
+  if any(x is None for x in needed) or not all(
+    x is None or hasattr(x, "dtype") for x in leaves
+  ):
+    return  # placeholders: a tree of specs or of shardings, or a part of one
   _require_dtypes(array.format, array.values, array.scale)
   shape, axis = _checked_shape(array)
   _validate_offset(array)
@@ -262,7 +265,7 @@ def validate_global_scale(
 
 def view_remedy(given: Any, dtype: np.dtype) -> str:
   """Returns the remedy if bytes were passed as values or scales of `dtype`."""
-  if np.dtype(given) not in (np.dtype(np.uint8), np.dtype(np.int8)):
+  if given not in (np.uint8, np.int8):
     return ""
   return f"; view it as {dtype.name}: array.view(jnp.{dtype.name})"
 

@@ -258,7 +258,7 @@ def read_activation_scale(
 def _multiplier(scale: Any, divides: bool) -> jax.Array:
   if not isinstance(scale, float):
     assembly.require_arrays(_SCALE_WHO, {"scale": scale})
-  given = jnp.asarray(scale)
+  given = scaled_array.as_array(_SCALE_WHO, "scale", scale)
   if given.size != 1 or not jnp.issubdtype(given.dtype, jnp.floating):
     raise TypeError(
       f"{_SCALE_WHO}: scale must be one float, got {assembly.brief(given)}"

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.checkpoints import assembly, entries, records, stored
-from jaxplugin.core import formats
+from jaxplugin.core import error_context, formats
 
 NAME: Final = "torchao"
 _ACTIVATION: Final = "act_per_tensor_scale"
@@ -80,6 +80,7 @@ def from_torchao(
   """
   who = "checkpoints.from_torchao"
   assembly.require_arrays(who, {"qdata": qdata, "scale": scale})
+  error_context.require_bool(who, "is_swizzled", is_swizzled)
   name = "per_tensor_scale"
   second = assembly.GlobalScale(who, name, per_tensor_scale, global_scale_range)
   if not is_swizzled:

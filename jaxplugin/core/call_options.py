@@ -70,7 +70,8 @@ class Options:
     no_check = remedy or 'Pass "allow" for no check.'
     for name, value in changes.items():
       if name == "on_fallback":
-        if value not in (known := get_args(OnFallback)):
+        known = get_args(OnFallback)
+        if not error_context.is_one_of(value, known):
           raise ValueError(
             f"{who} must be one of {known}, got {error_context.shown(value)}."
             f" {no_check}"

@@ -19,7 +19,7 @@ import re
 import reprlib
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -91,6 +91,8 @@ class _Shown(reprlib.Repr):
     dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
     if type(x).__module__.partition(".")[0] == "jaxplugin":
       return self.repr_instance(x, level)
+    if isinstance(x, np.generic):
+      return f"{dtype}({x})"
     is_array = hasattr(x, "__array__") and dtype is not None
     if is_array and isinstance(shape, tuple):
       return f"{dtype}{list(shape)}"
@@ -125,10 +127,25 @@ def require_integer(who: str, name: str, value: Any) -> int:
     ) from None
 
 
-def require_bool(who: str, name: str, value: Any) -> None:
-  """Raises TypeError unless a value is a Python or NumPy bool."""
+def is_integer(value: Any) -> bool:
+  """Returns whether a value is a Python or NumPy integer, and not a bool."""
+  return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def require_bool(who: str, name: str, value: Any) -> bool:
+  """Returns a Python or NumPy bool as a bool; else raises TypeError."""
   if not isinstance(value, (bool, np.bool_)):
     raise TypeError(f"{who}: {name} must be True or False, got {shown(value)}")
+  return bool(value)
+
+
+def is_one_of(value: Any, choices: Collection[Any]) -> bool:
+  """Returns whether a value is a string, bool or None among the choices.
+
+  Arrays are not: `in` compares their elements.
+  """
+  is_choice = value is None or isinstance(value, (str, bool, np.bool_))
+  return is_choice and value in choices
 
 
 def require_path(who: str, name: str, value: Any) -> None:

@@ -166,11 +166,16 @@ class BlockFormat:
           " jp.scaled_dot multiplies values and scales of other dtypes"
         )
       object.__setattr__(self, field, dtype)
+    for field in ("block_size", "block_rows", "fraction_bits", "code_offset"):
+      value = error_context.require_integer(
+        "BlockFormat", field, getattr(self, field)
+      )
+      object.__setattr__(self, field, value)
     size = self.block_size
-    if not isinstance(size, int) or size < 0:
+    if size < 0:
       raise ValueError(
         "BlockFormat: block_size must be a positive integer, or 0 for one scale"
-        f" for all values along the axis, got {error_context.shown(size)}"
+        f" for all values along the axis, got {size}"
       )
     if self.block_rows not in (1, size):
       raise ValueError(
@@ -189,9 +194,10 @@ class BlockFormat:
         f" {error_context.shown(self.fraction_bits)} for"
         f" {self.values_dtype.name}"
       )
-    error_context.require_bool(
+    has_global_scale = error_context.require_bool(
       "BlockFormat", "has_global_scale", self.has_global_scale
     )
+    object.__setattr__(self, "has_global_scale", has_global_scale)
     if self.has_global_scale and self.scale_dtype not in (E4M3, E5M2):
       raise ValueError(
         "BlockFormat: has_global_scale must be False for"

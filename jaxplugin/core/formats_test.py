@@ -134,7 +134,7 @@ class FormatsTest(parameterized.TestCase):
     ({"scale_dtype": np.float64}, TypeError, "scale_dtype.*got float64"),
     ({"scale_dtype": np.int8}, TypeError, "scale_dtype.*got int8"),
     ({"block_size": -1}, ValueError, "positive integer, .*got -1"),
-    ({"block_size": 32.0}, ValueError, r"positive integer, .*got 32\.0"),
+    ({"block_size": 32.0}, TypeError, r"be an integer, got 32\.0"),
     ({"block_rows": 2}, ValueError, "block_rows.*got 2 for block_size 32"),
     ({"fraction_bits": 6}, ValueError, "got 6 for float8_e4m3fn"),
     ({"has_global_scale": True}, ValueError, "e8m0fnu scales.* for odd"),

@@ -148,7 +148,7 @@ def block_scaled_dot(
     block_size=block_size,
   )
   backends.validate_name(implementation)
-  if activation is not None and activation not in problems.ACTIVATIONS:
+  if not error_context.is_one_of(activation, (None, *problems.ACTIVATIONS)):
     raise ValueError(
       f"{sides.who()}: activation must be None or one of"
       f" {problems.ACTIVATIONS}, got {error_context.shown(activation)}"

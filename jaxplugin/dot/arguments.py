@@ -242,7 +242,9 @@ def _validate_block_size(
   if isinstance(block_size, tuple) and len(block_size) == 2:
     sizes = block_size
   for side, size in ((lhs, sizes[0]), (rhs, sizes[1])):
-    if side.format is not None and side.format.block_size != size:
+    if side.format is not None and not (
+      error_context.is_integer(size) and size == side.format.block_size
+    ):
       raise ValueError(
         f"{sides.who()}: block_size must be {side.format.block_size} for"
         f" {side.name} of {side.format}, got {error_context.shown(block_size)}"
@@ -332,7 +334,7 @@ def integers(name: str, x: Any) -> jax.Array:
     if given.dtype.kind in "iu" and given.dtype.itemsize > 4:
       x = given.clip(_I32.min, _I32.max).astype(np.int32)
   x = array(name, x)
-  if not np.issubdtype(x.dtype, np.integer) or x.dtype == np.int32:
+  if not jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == np.int32:
     return x
   own = np.iinfo(x.dtype)
   low, high = max(own.min, _I32.min), min(own.max, _I32.max)
@@ -409,6 +411,8 @@ def canonical_precision(precision: Any) -> bool:
     return False
   items = precision if isinstance(precision, (tuple, list)) else (precision,)
   try:
+    if any(isinstance(i, (int, float, np.generic)) for i in items):
+      raise TypeError  # lax.Precision takes numbers
     precisions = [lax.Precision(i) for i in items if i is not None]
   except (TypeError, ValueError):
     raise ValueError(

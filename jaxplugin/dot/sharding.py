@@ -289,7 +289,7 @@ def dot_general_sharding(
 
   `mesh` is the explicit mesh of the arrays, or None.
   """
-  mesh_axes.refuse_unreduced(who, out_sharding)
+  mesh_axes.validate_out_sharding(who, out_sharding)
   if mesh is None:  # jit refuses the mesh of out_sharding, with a remedy
     mesh = getattr(out_sharding, "mesh", None)
     mesh = getattr(mesh, "abstract_mesh", mesh)

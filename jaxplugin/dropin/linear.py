@@ -345,7 +345,7 @@ def _sliced(
 
 def _has_groups(x: Any, stack: Any, *, implementation: Any, **_: Any) -> bool:
   """Whether the layers can be groups of a ragged dot."""
-  if implementation not in (None, cpu.BACKEND.name):
+  if not error_context.is_one_of(implementation, (None, cpu.BACKEND.name)):
     return False
   if isinstance(x, scaled_array.ScaledArray) and x.ndim != 2:
     return False  # cannot be reshaped to rows

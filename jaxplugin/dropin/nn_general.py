@@ -100,7 +100,7 @@ def get_scaled_dot_general_config(
   Source: `jax.nn.get_scaled_dot_general_config`.
   """
   who = "get_scaled_dot_general_config"
-  if mode not in MODES:
+  if not error_context.is_one_of(mode, MODES):
     raise ValueError(
       f"{who}: mode must be one of {', '.join(MODES)}, got"
       f" {error_context.shown(mode)}"
@@ -274,7 +274,7 @@ def _parse_config(
       " get_scaled_dot_general_config"
     )
   mode, global_scale = config.mode, config.global_scale
-  if mode not in MODES:
+  if not error_context.is_one_of(mode, MODES):
     raise ValueError(
       f"{who}: the mode of {name} must be one of {', '.join(MODES)}, got"
       f" {error_context.shown(mode)}"

@@ -430,13 +430,21 @@ def type_of(shape: Sequence[int], x: Any, mesh: Any) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(tuple(shape), np.float32, sharding=sharding)
 
 
-def refuse_unreduced(who: str, out_sharding: Any) -> None:
-  """Raises NotImplementedError if an `out_sharding` has unreduced axes.
+def validate_out_sharding(who: str, out_sharding: Any) -> None:
+  """Checks the type of an `out_sharding`, and that it has no unreduced axes.
 
   Args:
     who: the function that the error names.
     out_sharding: the argument of `lax.dot_general`.
+
+  Raises:
+    TypeError, NotImplementedError: If it does not.
   """
+  if not isinstance(out_sharding, (NamedSharding, PartitionSpec, type(None))):
+    raise TypeError(
+      f"{who}: out_sharding must be a NamedSharding or a PartitionSpec, got"
+      f" a {type(out_sharding).__name__}. Pass a jax.sharding.PartitionSpec"
+    )
   spec = getattr(out_sharding, "spec", out_sharding)
   if getattr(spec, "unreduced", None):
     raise NotImplementedError(

@@ -235,7 +235,7 @@ def quantize_params(
       f"{WHO}: call must be a function that takes the parameters, or None, got"
       f" {error_context.shown(call)}"
     )
-  if not isinstance(min_size, int) or min_size < 0:
+  if not error_context.is_integer(min_size) or min_size < 0:
     raise TypeError(
       f"{WHO}: min_size must be a number of values, 0 or more, got"
       f" {error_context.shown(min_size)}"

@@ -122,7 +122,7 @@ def quantize(
   packed = arguments.whether_packed(who, packed, format, x.shape[axis])
   arguments.validate_batch_dims(who, batch_dims, x.ndim, axis)
   arguments.validate_scale_layout(
-    who, scale_layout, format, x.shape[batch_dims:], axis - batch_dims
+    who, scale_layout, format, x.ndim, axis, batch_dims
   )
   global_scale = arguments.given_global_scale(
     who, global_scale, format, x.shape[:batch_dims]
@@ -485,7 +485,7 @@ def _split_derivative(
   """Returns (surrogate or None, x to quantize, global scale)."""
   if derivative is None:
     return None, x, global_scale
-  if derivative != STRAIGHT_THROUGH:
+  if not error_context.is_one_of(derivative, (STRAIGHT_THROUGH,)):
     raise ValueError(
       f"{who}: derivative must be None or {STRAIGHT_THROUGH!r}, got"
       f" {error_context.shown(derivative)}"

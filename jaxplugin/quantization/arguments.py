@@ -93,9 +93,7 @@ def validate_scale_rounding(
   Args:
     used: formats that the caller quantizes to; empty if unknown.
   """
-  if (
-    not isinstance(scale_rounding, str) or scale_rounding not in SCALE_ROUNDINGS
-  ):
+  if not error_context.is_one_of(scale_rounding, SCALE_ROUNDINGS):
     raise ValueError(
       f"{who}: scale_rounding must be one of {SCALE_ROUNDINGS},"
       f" got {error_context.shown(scale_rounding)}"
@@ -119,7 +117,7 @@ def package_rule(
     ValueError: If it is not a rule of `quantize`, or not one for the format.
   """
   rules = (*SCALE_ROUNDINGS, *integers.PACKAGE_RULES)
-  if not isinstance(scale_rounding, str) or scale_rounding not in rules:
+  if not error_context.is_one_of(scale_rounding, rules):
     raise ValueError(
       f"{who}: scale_rounding must be one of {rules}, got"
       f" {error_context.shown(scale_rounding)}"
@@ -163,7 +161,7 @@ def validate(
     if format.is_square and axis < x.ndim - 2:
       raise ValueError(
         f"{who}: axis must be one of the last two for {format}, which divides"
-        f" both into blocks, got axis {axis} of shape {x.shape}. Pass one of"
+        f" both into blocks, got axis {axis} of rank {x.ndim}. Pass one of"
         " these axes"
       )
     if not format.fits(x.shape[axis]):
@@ -180,7 +178,7 @@ def whether_packed(
   who: str, packed: bool | None, format: formats.BlockFormat, size: int
 ) -> bool:
   """Returns whether to pack two 4-bit values a byte; the default is True."""
-  if packed not in (None, True, False):
+  if not error_context.is_one_of(packed, (None, True, False)):
     raise ValueError(
       f"{who}: packed must be True, False or None, got"
       f" {error_context.shown(packed)}"
@@ -209,7 +207,7 @@ def can_be_packed(format: formats.BlockFormat) -> bool:
 def validate_batch_dims(
   who: str, batch_dims: int, ndim: int, axis: int
 ) -> None:
-  if not isinstance(batch_dims, int) or not 0 <= batch_dims < ndim:
+  if not error_context.is_integer(batch_dims) or not 0 <= batch_dims < ndim:
     raise ValueError(
       f"{who}: batch_dims must be a number of leading dimensions, less than"
       f" x's rank {ndim}, got {error_context.shown(batch_dims)}"
@@ -217,7 +215,8 @@ def validate_batch_dims(
   if axis < batch_dims:
     raise ValueError(
       f"{who}: axis must not be among the leading batch_dims, got axis"
-      f" {axis} and batch_dims {batch_dims}"
+      f" {axis} and batch_dims {batch_dims}; pass a later axis, or leave"
+      " batch_dims out"
     )
 
 
@@ -242,7 +241,9 @@ def given_global_scale(
   follows = shape[: len(batch)] == tuple(batch) and set(
     shape[len(batch) :]
   ) <= {1}
-  if not (is_one or follows) or global_scale.dtype.kind not in "fiV":
+  is_number = jnp.issubdtype(global_scale.dtype, np.signedinteger)
+  is_number |= jnp.issubdtype(global_scale.dtype, np.floating)
+  if not (is_one or follows) or not is_number:
     wanted = "one float32"
     if batch:
       wanted += f", or have the leading dimensions {tuple(batch)} of x"
@@ -282,27 +283,30 @@ def validate_scale_layout(
   who: str,
   scale_layout: layouts.ScaleLayout,
   format: formats.BlockFormat,
-  shape: Sequence[int],
+  ndim: int,
   axis: int,
+  batch_dims: int,
 ) -> None:
   """Raises ValueError if the scale of x cannot have the layout."""
-  if scale_layout not in layouts.SCALE_LAYOUTS:
+  if not error_context.is_one_of(scale_layout, layouts.SCALE_LAYOUTS):
     raise ValueError(
       f"{who}: scale_layout must be one of {layouts.SCALE_LAYOUTS}, got"
       f" {error_context.shown(scale_layout)}"
     )
   if scale_layout == layouts.SWIZZLED and (
-    len(shape) < 2 or axis != len(shape) - 1
+    ndim - batch_dims < 2 or axis != ndim - 1
   ):
     raise ValueError(
-      f'{who}: scale_layout must be "linear" unless x has rank 2 or more and'
-      f" is blocked along its last axis, got axis {axis} of shape"
-      f" {tuple(shape)}"
+      f'{who}: scale_layout must be "linear" unless x has rank 2 or more'
+      " without batch_dims and is blocked along its last axis, got axis"
+      f" {axis}, rank {ndim} and batch_dims={batch_dims}; leave scale_layout"
+      " out"
     )
   if scale_layout == layouts.SWIZZLED and (
     format.is_square or format.scale_dtype.itemsize > 1
   ):
     raise ValueError(
       f'{who}: scale_layout must be "linear" for {format}, because only scales'
-      " of one byte in blocks of one row can be swizzled"
+      " of one byte in blocks of one row can be swizzled, got"
+      f" {scale_layout!r}; leave scale_layout out"
     )

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -86,11 +85,18 @@ class OutFormat:
     who = "OutFormat"
     format = formats.resolve(who, self.format)
     object.__setattr__(self, "format", format)
-    error_context.require_bool(who, "returns_amax", self.returns_amax)
+    returns_amax = error_context.require_bool(
+      who, "returns_amax", self.returns_amax
+    )
+    object.__setattr__(self, "returns_amax", returns_amax)
     for name in ("global_scale", "key"):
       if isinstance(x := getattr(self, name), np.ndarray):  # it may change
-        object.__setattr__(self, name, x[()] if x.ndim == 0 else jnp.array(x))
-    if self.derivative not in (None, api.STRAIGHT_THROUGH):
+        x = scaled_array.as_array(who, name, x) if x.ndim else x[()]
+        object.__setattr__(self, name, x)
+    arguments.package_rule(who, self.scale_rounding, format)
+    if not error_context.is_one_of(
+      self.derivative, (None, api.STRAIGHT_THROUGH)
+    ):
       raise ValueError(
         f"{who}: derivative must be None or {api.STRAIGHT_THROUGH!r}, got"
         f" {error_context.shown(self.derivative)}. Pass"

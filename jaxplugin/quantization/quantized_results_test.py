@@ -435,7 +435,7 @@ class ErrorsTest(parameterized.TestCase):
     (OutFormat("mxfp8", key=jax.random.split(KEY)), TypeError, "one.*got key"),
     (OutFormat("mxfp8", global_scale=1.0), ValueError, "global_scale must be"),
     (OutFormat("nvfp4", global_scale=-1.0), ValueError, "positive.*got -1"),
-    (OutFormat("mxfp8", scale_rounding="x"), ValueError, "scale_rounding.*'x'"),
+    (lambda: OutFormat("mxfp8", scale_rounding="x"), ValueError, "sc.*'x'"),
     (OutFormat("mxfp8", axis=(0, 1)), TypeError, "axis 0 must be.*got 31"),
     (OutFormat("mxfp8", axis=(1, 1)), ValueError, r"axis.*once.*\(1, 1"),
   )  # fmt: skip

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final, Literal, Self, get_args
 
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as extend_core
 
@@ -390,7 +391,7 @@ def validate_activation(activation: Any, columns: Any) -> None:
   """Raises ValueError unless the activation is valid for these columns."""
   if activation is None:
     return
-  if activation not in ACTIVATIONS:
+  if not error_context.is_one_of(activation, ACTIVATIONS):
     raise ValueError(
       f"{sides.who()}: activation must be None or one of"
       f" {ACTIVATIONS}, got {error_context.shown(activation)}"
@@ -404,7 +405,7 @@ def validate_activation(activation: Any, columns: Any) -> None:
 
 def validate_groups(group_sizes: Any, num_groups: Any) -> None:
   """Raises TypeError unless group sizes are integers[num_groups]."""
-  if not np.issubdtype(group_sizes.dtype, np.integer):
+  if not jnp.issubdtype(group_sizes.dtype, np.integer):
     raise TypeError(
       f"{sides.who()}: group_sizes must be integers, got"
       f" {error_context.shown(group_sizes)}; pass group_sizes.astype(jnp.int32)"

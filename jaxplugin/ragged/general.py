@@ -196,11 +196,9 @@ def align_groups(
     if not x.ndim:
       raise TypeError("align_groups: x must have rank 1 or more, got a scalar")
     calls.validate_groups(group_sizes, group_sizes.size)
-    if isinstance(multiple, bool) or not isinstance(multiple, int):
-      raise TypeError(
-        "align_groups: multiple must be an integer, got"
-        f" {error_context.shown(multiple)}"
-      )
+    multiple = error_context.require_integer(
+      "align_groups", "multiple", multiple
+    )
     if multiple < 1:
       raise ValueError(
         f"align_groups: multiple must be at least 1, got {multiple}"

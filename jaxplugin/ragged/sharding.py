@@ -487,7 +487,7 @@ def result_sharding(
     (spec,) = how(call, shardings).results
     return NamedSharding(mesh, mesh_axes.partition_spec(spec))
   who, shape = sides.who(), tuple(call.shape)
-  mesh_axes.refuse_unreduced(who, out_sharding)
+  mesh_axes.validate_out_sharding(who, out_sharding)
   spec = getattr(out_sharding, "spec", out_sharding)
   if isinstance(spec, PartitionSpec) and len(spec) > len(shape):
     raise ValueError(

@@ -179,7 +179,7 @@ def _positions(params: Any) -> tuple[int | str, ...]:
   ):
     positions = tuple(params)
   for p in positions:
-    is_position = isinstance(p, int) and not isinstance(p, bool) and p >= 0
+    is_position = error_context.is_integer(p) and p >= 0
     if not is_position and not isinstance(p, str):
       raise TypeError(
         f"{WHO}: params must be positions of arguments from 0, or their names,"
@@ -191,7 +191,7 @@ def _positions(params: Any) -> tuple[int | str, ...]:
 def _argument(
   position: int | str, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
-  if isinstance(position, int):
+  if not isinstance(position, str):
     if position < len(args):
       return args[position]
   elif position in kwargs:

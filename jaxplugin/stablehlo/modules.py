@@ -28,7 +28,7 @@ import jax.export
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from jaxplugin.core import targets
+from jaxplugin.core import error_context, targets
 from jaxplugin.jaxext import jax_private
 from jaxplugin.stablehlo import module_parsing, module_process
 
@@ -212,8 +212,9 @@ def read(
   """
   if not is_module(given):
     raise TypeError(
-      "module must be StableHLO or HLO text, MLIR bytecode, an ir.Module, a"
-      f" jax.stages.Lowered or a jax.export.Exported, got {type(given)}"
+      f"{error_context.who('rewrite')}: module must be StableHLO or HLO text,"
+      " MLIR bytecode, an ir.Module, a jax.stages.Lowered or a"
+      f" jax.export.Exported, got {type(given)}"
     )
   if isinstance(given, str) and _PATH.fullmatch(given):
     raise TypeError(

@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy, stablehlo
 
 from jaxplugin import quantization
-from jaxplugin.core import decisions, targets
+from jaxplugin.core import decisions, error_context, targets
 from jaxplugin.dot import backends
 from jaxplugin.kernels.cpu import library
 from jaxplugin.operation import choice
@@ -141,6 +141,8 @@ def rewrite(
     >>> "xla.scaled_dot" in lowered.as_text(), "xla.scaled_dot" in str(module)
     (True, False)
   """
+  error_context.require_bool("rewrite", "strict", strict)
+  error_context.require_bool("rewrite", "trusted", trusted)
   source = modules.read(module, trusted=trusted)
   done = rewrite_source(
     source,

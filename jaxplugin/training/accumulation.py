@@ -18,6 +18,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxplugin.core import error_context
 from jaxplugin.jaxext import jax_private, mesh_axes
 from jaxplugin.quantization import arguments
+from jaxplugin.quantization.sharding import global_scales
 from jaxplugin.training import products
 
 _WHO: Final = "accumulate"
@@ -81,20 +82,26 @@ def accumulate(
     raise ValueError(
       f"{_WHO}: microbatches must be at least 1, got {microbatches}"
     )
-  if reduction not in _REDUCTIONS:
+  if not error_context.is_one_of(reduction, _REDUCTIONS):
     raise ValueError(
       f'{_WHO}: reduction must be "mean" or "sum", got'
       f" {error_context.shown(reduction)}"
     )
+  axes = () if axes is None else global_scales.axis_names(_WHO, axes, "axes")
+  if mesh is not None and not axes:
+    raise ValueError(
+      f"{_WHO}: mesh must be None without axes, got axes=() and"
+      f" {error_context.shown(mesh)}. Pass axes="
+    )
   return _Accumulation(
     loss=loss,
     microbatches=microbatches,
-    axes=(axes,) if isinstance(axes, str) else tuple(axes or ()),
+    axes=axes,
     mesh=mesh,
     argnums=argnums,
     batch_argnums=batch_argnums,
     key_argnum=key_argnum,
-    has_aux=has_aux,
+    has_aux=error_context.require_bool(_WHO, "has_aux", has_aux),
     is_mean=reduction == "mean",
   )
 
@@ -199,6 +206,11 @@ class _Accumulation:
         error_context.require_integer(_WHO, name, number)
         for number in (given if isinstance(given, Sequence) else [given])
       ]
+      if name == "argnums" and not numbers:
+        raise ValueError(
+          f"{_WHO}: argnums must name an argument, got {self.argnums}. Pass the"
+          " position of the parameters"
+        )
       if any(not -count <= number < count for number in numbers):
         raise ValueError(
           f"{_WHO}: {name} must be positions of the {count} arguments, got"

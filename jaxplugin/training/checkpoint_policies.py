@@ -75,6 +75,11 @@ def for_block_scaled_dots(policy: Policy) -> Policy:
     >>> make(names.dots_saveable) == jp.checkpoint_policies.dots_saveable
     True
   """
+  if not callable(policy):
+    raise TypeError(
+      "for_block_scaled_dots: policy must be a policy of jax.checkpoint, got"
+      f" {error_context.shown(policy)}. Pass one of jax.checkpoint_policies"
+    )
   return _AsDotGeneral(policy)
 
 

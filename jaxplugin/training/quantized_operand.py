@@ -273,7 +273,7 @@ def quantize_operand(
      [64.]]
   """
   recipe = recipes.resolve(WHO, "recipe", recipe)
-  if role not in _ROLES:
+  if not error_context.is_one_of(role, _ROLES):
     raise ValueError(
       f"{WHO}: role must be one of {_ROLES}, got {error_context.shown(role)}"
     )
@@ -314,11 +314,11 @@ def _own_dims(
   given = {"contracting": contracting, "batch": batch}
   found: dict[str, sides.Dims] = {}
   for name, dims in reversed(given.items()):
-    if dims is None:
+    if dims is None and name == "contracting":
       free = [d for d in range(ndim) if d not in found["batch"]]
       dims = free[:1] if role == "weight" else free[-1:]
     try:
-      dims = (dims,) if isinstance(dims, int) else tuple(dims)
+      dims = (dims,) if error_context.is_integer(dims) else tuple(dims)
       found[name] = tuple(range(ndim)[operator.index(d)] for d in dims)
     except (TypeError, IndexError):
       raise ValueError(
@@ -592,7 +592,15 @@ def with_primals(tree: Any, primals: Any) -> Any:
   def merged(x: Any, primal: Any) -> Any:
     return x.with_primal(primal) if is_operand(x) else primal
 
-  return jax.tree.map(merged, tree, primals, is_leaf=is_operand)
+  leaves, structure = jax.tree.flatten(tree, is_leaf=is_operand)
+  try:
+    given = structure.flatten_up_to(primals)
+  except ValueError:
+    raise ValueError(
+      f"with_primals: primals must have the structure of tree, {structure}, got"
+      f" {jax.tree.structure(primals)}. Pass the parameters that were quantized"
+    ) from None
+  return structure.unflatten(map(merged, leaves, given))
 
 
 def promote_dtype(

@@ -572,6 +572,7 @@ class ErrorsTest(parameterized.TestCase):
     ({"role": "weights"}, ValueError, "'weight', 'activation'.*'weights'"),
     ({"contracting": 2}, ValueError, "contracting .* -2 to 1, got 2"),
     ({"contracting": 1.0}, ValueError, "contracting .* got 1.0"),
+    ({"batch": None}, ValueError, "batch must be dimensions .* got None"),
     ({"contracting": (0, -2)}, ValueError, r"each once, .*\(0, -2\)"),
     ({"contracting": 0, "batch": 0}, ValueError, "each once, .*batch=0"),
     ({"recipe": 8}, TypeError, "recipe must be a .*Recipe, .* got 8"),

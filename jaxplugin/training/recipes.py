@@ -108,11 +108,9 @@ class Recipe:
       )
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      if isinstance(field.default, bool) and not isinstance(value, bool):
-        raise TypeError(
-          f"Recipe: {field.name} must be True or False, got"
-          f" {error_context.shown(value)}"
-        )
+      if isinstance(field.default, bool):
+        value = error_context.require_bool("Recipe", field.name, value)
+        object.__setattr__(self, field.name, value)
     if self.axis_name is not None:
       names = global_scales.axis_names("Recipe", self.axis_name)
       object.__setattr__(self, "axis_name", names)
@@ -127,11 +125,12 @@ class Recipe:
       name, size = f"{product}_hadamard", self.hadamard(product)
       if size is None:
         continue
-      if isinstance(size, bool) or not isinstance(size, int):
+      if not error_context.is_integer(size):
         raise TypeError(
           f"Recipe: {name} must be an int or None, got"
           f" {error_context.shown(size)}"
         )
+      object.__setattr__(self, name, int(size))
       if size not in hadamard.SIZES:
         raise ValueError(
           f"Recipe: {name} must be a power of two from {hadamard.SIZES[0]} to"

@@ -341,6 +341,7 @@ def moved(
           f" which splits {scale.shape[axis]} blocks of axis {axis} into"
           f" {parts} parts; shard another axis"
         )
+  mesh_axes.validate_out_sharding(who, out_sharding)
   dtype = values.dtype
   is_unpacked = dtype in formats.FOUR_BITS and format.block_size % 2 == 0
   if is_unpacked:  # Collectives do not support 4-bit values.

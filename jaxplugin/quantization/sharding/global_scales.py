@@ -215,14 +215,16 @@ def bound_names(who: str, axis_name: Any) -> tuple[str, ...]:
   return names
 
 
-def axis_names(who: str, axis_name: Any) -> tuple[str, ...]:
-  """Returns axis names as a tuple."""
+def axis_names(
+  who: str, axis_name: Any, argument: str = "axis_name"
+) -> tuple[str, ...]:
+  """Returns axis names as a tuple; errors name the argument."""
   names = (axis_name,) if isinstance(axis_name, str) else axis_name
   if not isinstance(names, (tuple, list)) or not all(
     isinstance(name, str) for name in names
   ):
     raise TypeError(
-      f"{who}: axis_name must be the name of a mesh axis or a tuple of names,"
+      f"{who}: {argument} must be the name of a mesh axis or a tuple of names,"
       f" got {error_context.shown(axis_name)}"
     )
   return tuple(names)
