@@ -213,9 +213,9 @@ class QuantizedWeight:
     )
 
   def __repr__(self) -> str:
-    return (
-      f"{_WHO}({self.dtype.name}{list(self.shape)}, stored as {self.array!r})"
-    )
+    # Without arrays, such as in a tree of shardings, `shape` is missing.
+    shape = getattr(self, "shape", self.kernel_shape)
+    return f"{_WHO}({self.dtype.name}{list(shape)}, stored as {self.array!r})"
 
   def tree_flatten_with_keys(self) -> tuple[Any, Any]:
     children, aux = self.tree_flatten()

@@ -186,6 +186,11 @@ class ScaledArray:
     It is the last axis for square blocks, which divide the last two, and for
     blocks of one value, which fit any axis.
     """
+    if not all(hasattr(leaf, "shape") for leaf in (self.values, self.scale)):
+      raise AttributeError(  # so that `hasattr(x, "shape")` is False
+        f"ScaledArray: values and scale must be arrays, got {self!r}. Pass the"
+        " whole array, as after equinox.combine"
+      )
     if (
       self.scale_layout == layouts.SWIZZLED
       or self.is_interleaved

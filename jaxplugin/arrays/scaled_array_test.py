@@ -112,6 +112,23 @@ class PytreeTest(parameterized.TestCase):
       self.assertIs(mapped.global_scale, leaf)
       self.assertEqual(mapped.format, jp.NVFP4)
       repr(mapped)
+      self.assertFalse(hasattr(mapped, "shape"))
+      weight = jp.QuantizedWeight(x, x.shape, (1,))
+      self.assertIn(
+        repr(mapped),
+        repr(weight.tree_unflatten(weight.tree_flatten()[1], (mapped,))),
+      )
+
+  def test_a_part_of_an_array_is_refused(self):
+    x = example(jp.NVFP4)
+    leaves, tree = jax.tree.flatten(x)
+    part = tree.unflatten([leaves[0], None, leaves[2]])
+    with self.assertRaisesRegex(AttributeError, "be arrays, got .*scale=None"):
+      jp.linear(jnp.ones((2, x.shape[1])), part)
+    with self.assertRaisesRegex(TypeError, "of arrays, got .*scale=None"):
+      jp.dequantize(part)
+    # Constructors get trees of placeholders too.
+    jp.ScaledArray(leaves[0], None, None, jp.NVFP4)
 
   def test_array_of_specs_can_be_built_by_hand(self):
     spec = PartitionSpec("x", None)
