@@ -330,7 +330,7 @@ def linear_scale(
   return unswizzle_scale(scale, (rows, blocking.divide_up(k, block_size)))
 
 
-def unswizzle_scale(swizzled: jax.Array, shape: tuple[int, int]) -> jax.Array:
+def unswizzle_scale(swizzled: jax.Array, shape: Sequence[int]) -> jax.Array:
   """Returns a swizzled scale in linear order, without padding.
 
   It is the inverse of `swizzle_scale`.
@@ -359,12 +359,13 @@ def unswizzle_scale(swizzled: jax.Array, shape: tuple[int, int]) -> jax.Array:
       f"{who}: shape must be (rows, columns) of the linear scale, got"
       f" {error_context.shown(shape)}"
     )
-  rows, columns = (
+  sizes: Any = (
     size
     if jax.export.is_symbolic_dim(size)
     else error_context.require_integer(who, "shape", size)
     for size in shape
   )
+  rows, columns = sizes
   if swizzled.shape[-2:] != swizzled_shape((rows, columns)):
     raise TypeError(
       f"{who}: a scale of shape {(rows, columns)} swizzles to"

@@ -592,6 +592,8 @@ def with_primals(tree: Any, primals: Any) -> Any:
   def merged(x: Any, primal: Any) -> Any:
     return x.with_primal(primal) if is_operand(x) else primal
 
+  leaves: Any
+  structure: Any
   leaves, structure = jax.tree.flatten(tree, is_leaf=is_operand)
   try:
     given = structure.flatten_up_to(primals)
