@@ -53,22 +53,32 @@ class Prologue:
   `jnp.minimum` and `jnp.clip`. The gradient of relu is 0 at 0, as in
   `jax.nn.relu`.
 
+  The gradient of a norm is that with respect to x. With h, the normalized row
+  before the weight, and d = c * weight::
+
+    rms_norm    r * (d - h * mean(d * h)) + residual
+    layer_norm  r * (d - mean(d) - h * mean(d * h)) + residual
+                r = rsqrt(mean square + epsilon)
+
+  Its sums of columns are those of c * h, the gradient of the weight.
+
   Attributes:
     function: one of `FUNCTIONS`.
     operands: operands besides x, in the order of `OPERANDS`. `up` and
       `residual` have the dtype and shape of x. `weight` and `bias` are f32[k],
       but the `bias` of a gated activation is f32[2 * k]. It has the order of x
       with `halves`; otherwise the gate's bias comes first. A gradient has the
-      `cotangent`, of x's dtype and the shape of the activation. A kernel's norm
-      has "statistics" in place of `residual` if a kernel before it computes
-      them.
+      `cotangent`, of x's dtype and the shape of the function's result. The
+      `residual` of a norm's gradient is another gradient with respect to x. A
+      kernel's norm has "statistics" in place of `residual` if a kernel before
+      it computes them.
     epsilon: number added to the mean square of a norm.
     halves: "split" if gates are the first half of x's last dimension and
       factors the second half; "interleaved" if they alternate; None if the
       factors are the operand `up`, or without factors.
     alpha, limit: parameters of swigluoai.
-    gradient: "x" or "up" for the gradient of an activation with respect to that
-      operand; None for the function.
+    gradient: "x" or "up" for the gradient with respect to that operand; None
+      for the function.
   """
 
   function: str
@@ -112,8 +122,19 @@ class Prologue:
 
   @property
   def has_residual(self) -> bool:
-    """Whether x + residual is a result, in the dtype and shape of x."""
     return "residual" in self.operands
+
+  @property
+  def is_norm_gradient(self) -> bool:
+    return self.is_norm and self.gradient is not None
+
+  @property
+  def returns_sum(self) -> bool:
+    """Whether an array with the dtype and shape of x is a result.
+
+    It is x + residual, or the gradient of a norm.
+    """
+    return self.has_residual or self.is_norm_gradient
 
   @property
   def has_statistics(self) -> bool:
@@ -125,8 +146,12 @@ class Prologue:
     return self.is_norm and not self.has_statistics
 
   def with_statistics(self) -> Prologue:
-    """Returns the norm of x + residual, whose statistics are an operand."""
-    names = tuple(name for name in self.operands if name != "residual")
+    """Returns the norm, whose statistics are an operand.
+
+    Its x is x + residual, unless it is a gradient.
+    """
+    summed = "" if self.gradient else "residual"
+    names = tuple(name for name in self.operands if name != summed)
     return dataclasses.replace(self, operands=("statistics", *names))
 
   @property

@@ -590,7 +590,7 @@ def _produced(
   returns_amax: bool,
 ) -> tuple[list[quantize_primitive.Quantized], list[jax.Array], Any]:
   """Returns the results of each axis, the sum if any, and the amax or None."""
-  each, amax, total = quantize_primitive.produce(
+  each, amax, _, total = quantize_primitive.produce(
     x,
     global_scale,
     blockings=[

@@ -9,7 +9,7 @@ The constants of the call are the residuals saved for the backward pass.
 `jax.custom_derivatives.linear_call` supports neither `vmap` nor derivatives
 with respect to its constants.
 
-linear_call_p: (*linear, *constants) -> result. Parameters: function;
+linear_call_p: (*linear, *constants) -> results. Parameters: function;
   num_linear; jaxpr, the operations of `function.apply`, which lets functions
   that search a program for operations find them.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxplugin.jaxext import tangents as tangents_lib
 
 linear_call_p = extend_core.Primitive("jaxplugin_linear_call")
+linear_call_p.multiple_results = True
 
 Arrays = Sequence[jax.Array]
 
@@ -43,11 +44,11 @@ class Linear:
 
   is_value: ClassVar[bool] = False
 
-  def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
-    """Returns a result that is jointly linear in the arrays of `linear`."""
+  def apply(self, linear: Arrays, constants: Arrays) -> Any:
+    """Returns an array, or a list, that is jointly linear in `linear`."""
     raise NotImplementedError
 
-  def by_constants(self, linear: Arrays, constants: Arrays) -> jax.Array:
+  def by_constants(self, linear: Arrays, constants: Arrays) -> Any:
     """Returns the result of `apply`, from differentiable operations.
 
     JAX differentiates this function with respect to the constants.
@@ -55,7 +56,7 @@ class Linear:
     return self.apply(linear, constants)
 
   def transpose(
-    self, wanted: Sequence[bool], g: jax.Array, constants: Arrays
+    self, wanted: Sequence[bool], g: Any, constants: Arrays
   ) -> list[jax.Array | None]:
     """Returns the cotangents of the wanted linear arrays.
 
@@ -63,6 +64,8 @@ class Linear:
 
     Args:
       wanted: whether each of the linear arrays needs its cotangent.
+      g: cotangent of the result; of a list, a list with None for zeros.
+      constants: as for `apply`.
     """
     raise NotImplementedError
 
@@ -94,9 +97,7 @@ class LinearInOne(Linear):
     return [self.transpose_call(g, *constants) if wanted[0] else None]
 
 
-def linear_call(
-  function: Linear, linear: Arrays, constants: Arrays
-) -> jax.Array:
+def linear_call(function: Linear, linear: Arrays, constants: Arrays) -> Any:
   """Returns `function.apply(linear, constants)`, with its derivatives.
 
   Args:
@@ -105,13 +106,14 @@ def linear_call(
   """
   with jax.disable_jit(False):
     traced = _jitted(function, len(linear)).trace(*linear, *constants)
-  return linear_call_p.bind(
+  results = linear_call_p.bind(
     *linear,
     *constants,
     function=function,
     num_linear=len(linear),
     jaxpr=traced.jaxpr,
   )
+  return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
 
 
 def _jitted(function, num_linear):
@@ -135,17 +137,17 @@ def _jitted_once(function, num_linear):
 def _impl(*args, function, num_linear, jaxpr):
   del jaxpr
   with jax.disable_jit(False):
-    return _jitted(function, num_linear)(*args)
+    return jax.tree.leaves(_jitted(function, num_linear)(*args))
 
 
 def _abstract_eval(*args, function, num_linear, jaxpr):
   del args, function, num_linear
-  return jaxpr.out_avals[0]
+  return jaxpr.out_avals
 
 
 def _jvp(primals, tangents, *, function, num_linear, jaxpr):
   params = dict(function=function, num_linear=num_linear, jaxpr=jaxpr)
-  result = linear_call_p.bind(*primals, **params)
+  results = linear_call_p.bind(*primals, **params)
   linear, constants = primals[:num_linear], primals[num_linear:]
   terms = []
   active = [type(t) is not ad.Zero for t in tangents[:num_linear]]
@@ -162,16 +164,18 @@ def _jvp(primals, tangents, *, function, num_linear, jaxpr):
     list(tangents[num_linear:]),
   )
   if by_constants is not None:
-    terms.append(by_constants)
+    terms.append(jax.tree.leaves(by_constants))
   if not terms:
-    return result, ad.Zero(jax.typeof(result))
-  return result, sum(terms[1:], start=terms[0])
+    return results, [ad.Zero(jax.typeof(x)) for x in results]
+  return results, [sum(t[1:], start=t[0]) for t in zip(*terms, strict=True)]
 
 
-def _transpose(g, *args, function, num_linear, jaxpr):
+def _transpose(cotangents, *args, function, num_linear, jaxpr):
   del jaxpr
-  if type(g) is ad.Zero:
+  given = [None if type(g) is ad.Zero else g for g in cotangents]
+  if all(g is None for g in given):
     return [None] * len(args)
+  g = given if len(given) > 1 else given[0]
   wanted = [ad.is_undefined_primal(x) for x in args[:num_linear]]
   cotangents = function.transpose(wanted, g, args[num_linear:])
   return [*cotangents, *[None] * (len(args) - num_linear)]
@@ -196,16 +200,14 @@ class Mapped(Linear):
   def is_value(self) -> bool:  # type: ignore[override]
     return self.function.is_value
 
-  def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
+  def apply(self, linear: Arrays, constants: Arrays) -> Any:
     return self._mapped(self.function.apply)(list(linear), list(constants))
 
-  def by_constants(self, linear: Arrays, constants: Arrays) -> jax.Array:
+  def by_constants(self, linear: Arrays, constants: Arrays) -> Any:
     mapped = self._mapped(self.function.by_constants)
     return mapped(list(linear), list(constants))
 
-  def _mapped(
-    self, function: Callable[..., jax.Array]
-  ) -> Callable[..., jax.Array]:
+  def _mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.vmap(
       function,
       in_axes=(list(self.linear_dims), list(self.constant_dims)),
@@ -213,7 +215,7 @@ class Mapped(Linear):
     )
 
   def transpose(
-    self, wanted: Sequence[bool], g: jax.Array, constants: Arrays
+    self, wanted: Sequence[bool], g: Any, constants: Arrays
   ) -> list[jax.Array | None]:
     mapped = jax.vmap(
       lambda g, constants: self.function.transpose(wanted, g, constants),
@@ -242,7 +244,9 @@ def _batch(args, dims, *, function, num_linear, jaxpr):
     constant_dims=tuple(dims[num_linear:]),
     size=size,
   )
-  return linear_call(mapped, args[:num_linear], args[num_linear:]), 0
+  results = linear_call(mapped, args[:num_linear], args[num_linear:])
+  results = jax.tree.leaves(results)
+  return results, [0] * len(results)
 
 
 def _lower(ctx, *args, function, num_linear, jaxpr):

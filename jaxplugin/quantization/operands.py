@@ -80,8 +80,9 @@ def quantize_all(
   """Quantizes an array for each spec, from one read if a kernel supports it.
 
   The specs have the same format, scale rounding and axes. If x is a call of a
-  prologue, its f32 result is quantized. With `sums_columns` the last result is
-  the sum f32[features] of the prologue's rows.
+  prologue, its f32 result is quantized. With `sums_columns` the sums
+  f32[features] of `column_sums` follow, and then the sum of a prologue that
+  returns one.
   """
   first, prologue, more = specs[0], None, {}
   if isinstance(x, prologues.PrologueCall):
@@ -97,7 +98,7 @@ def quantize_all(
       options=tuple(spec.options for spec in specs),
     )
     global_scale = global_scales.of_axes(x, problem, first.axis_name)
-  quantized, _, sums = quantize_primitive.produce(
+  quantized, _, *more_results = quantize_primitive.produce(
     x,
     global_scale,
     prologue=prologue,
@@ -118,7 +119,7 @@ def quantize_all(
     results.append(
       scaled_array.ScaledArray(values, scale, own_scale, first.format)
     )
-  return [*results, sums] if sums_columns else results
+  return [*results, *(x for x in more_results if x is not None)]
 
 
 def prologue_refusal(

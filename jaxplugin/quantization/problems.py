@@ -120,7 +120,8 @@ class QuantizationProblem:
     prologue: function of x whose result is quantized; None quantizes x.
     column_sums: first of the dimensions over which the prologue's f32 result is
       also summed, up to the second to last one: f32[..., features], the
-      gradient of a bias. None for no sums.
+      gradient of a bias. The gradient of a norm has the gradient of its weight
+      instead. None for no sums.
   """
 
   shape: tuple[Any, ...]
@@ -197,8 +198,8 @@ class QuantizationProblem:
 
   @property
   def returns_sum(self) -> bool:
-    """Whether the last result is the prologue's sum of x and residual."""
-    return self.prologue is not None and self.prologue.has_residual
+    """See `Prologue.returns_sum`; the array is the last result."""
+    return self.prologue is not None and self.prologue.returns_sum
 
   @property
   def sizes_are_static(self) -> bool:

@@ -137,12 +137,17 @@ def compute(
 
   Returns:
     The function's result in f32; its largest finite magnitude f32[] if
-    `returns_amax`; its sums if `column_sums`; x + residual in x's dtype if
-    there is a residual.
+    `returns_amax`; its sums if `column_sums`; an array like x if
+    `prologue.returns_sum`.
   """
-  y, *rest = _computed(prologue, x, more)
+  if prologue.is_norm_gradient:
+    y, summed = _gradient_of_norm(prologue, x, more)
+    rest = [y.astype(x.dtype)]
+  else:
+    y, *rest = _computed(prologue, x, more)
+    summed = y
   if column_sums is not None:
-    rest = [y.sum(tuple(range(column_sums, y.ndim - 1))), *rest]
+    rest = [summed.sum(tuple(range(column_sums, y.ndim - 1))), *rest]
   return [y, *([codes.finite_amax(y)] if returns_amax else []), *rest]
 
 
@@ -155,12 +160,7 @@ def _computed(
     x = (_f32(x) + _f32(_alike(residual, x))).astype(x.dtype)
     # XLA:GPU would compute the norm of the sum before it is rounded.
     x = jax.lax.optimization_barrier(x)
-  y = _f32(x)
-  mean = lambda values: jnp.mean(values, axis=-1, keepdims=True)
-  if prologue.function == "layer_norm":
-    y = y - mean(y)
-  y, epsilon = _in_range(y, prologue.epsilon)
-  y = y * jax.lax.rsqrt(mean(y * y) + epsilon)
+  y, _ = _standardized(prologue, x)
   if (weight := more.get("weight")) is not None:
     y = y * _alike(weight, y)
   if (bias := more.get("bias")) is not None:
@@ -168,16 +168,50 @@ def _computed(
   return [y, x] if prologue.has_residual else [y]
 
 
+def _mean(values: jax.Array) -> jax.Array:
+  return jnp.mean(values, axis=-1, keepdims=True)
+
+
+def _standardized(
+  prologue: Prologue, x: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the rows of a norm without its weight, and their factor."""
+  y = _f32(x)
+  if prologue.function == "layer_norm":
+    y = y - _mean(y)
+  y, epsilon, factor = _in_range(y, prologue.epsilon)
+  inverse = jax.lax.rsqrt(_mean(y * y) + epsilon)
+  return y * inverse, factor * inverse
+
+
+def _gradient_of_norm(
+  prologue: Prologue, x: jax.Array, more: Mapping[str, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the gradient of a norm, and each row's gradient of the weight."""
+  y, factor = _standardized(prologue, x)
+  cotangent = d = _alike(_f32(more["cotangent"]), y)
+  if (weight := more.get("weight")) is not None:
+    d = cotangent * _alike(weight, y)
+  change = d - y * _mean(d * y)
+  if prologue.function == "layer_norm":
+    change = change - _mean(d)
+  result = factor * change
+  if (residual := more.get("residual")) is not None:
+    result = result + _alike(_f32(residual), y)
+  return result, cotangent * y
+
+
 def _in_range(
   y: jax.Array, epsilon: float
-) -> tuple[jax.Array, jax.Array | float]:
+) -> tuple[jax.Array, jax.Array | float, jax.Array]:
   """Multiplies rows by powers of two if f32 cannot hold their squares.
 
   Most rows are multiplied by 1. XLA compiles a norm to one kernel of a GPU,
   unless the epsilon is scaled too.
 
   Returns:
-    The rows, and the epsilon with which their norm is that of the given rows.
+    The rows; the epsilon with which their norm is that of the given rows; and
+    the factor of each row.
   """
   magnitude = jnp.abs(jax.lax.stop_gradient(y))
   amax = jnp.max(magnitude, axis=-1, keepdims=True, initial=0)
@@ -187,7 +221,8 @@ def _in_range(
   factor = ad_checkpoint.checkpoint_name(factor, FACTOR_IN_RANGE)
   y = y * factor
   low, high = _USUAL_EPSILON
-  return y, epsilon if low <= epsilon <= high else epsilon * factor * factor
+  is_usual = low <= epsilon <= high
+  return y, epsilon if is_usual else epsilon * factor * factor, factor
 
 
 def pair(x: jax.Array, halves: str | None) -> jax.Array:

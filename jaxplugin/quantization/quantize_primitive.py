@@ -10,7 +10,7 @@ backends.
 quantize_p: (x, prologue operands...[, global_scale], key data...) -> (values,
   scale[, global_scale]) for each blocking[, amax][, sums][, sum]. The operands
   and the sum of a prologue are those of `prologues.Prologue`, amax is the
-  largest finite magnitude of its result, and sums are those of its columns. A
+  largest finite magnitude of its result, and sums are its `column_sums`. A
   computed global scale is a result. A given
   global scale is f32[] for all blockings or f32[n], one for each. For a shard,
   partial amax values u32[n, maxima] may be given instead (`global_scales`).
@@ -19,7 +19,7 @@ quantize_p: (x, prologue operands...[, global_scale], key data...) -> (values,
   or None; overlay, the tables of an enclosing `tuning`, or None.
 
 If no result of a blocking is used, the blocking is dropped. Without a blocking
-XLA ops compute the column sums.
+XLA ops compute the other results.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def produce(
   prologue: prologues.Prologue | None = None,
   more: Mapping[str, jax.Array] = types.MappingProxyType({}),
   **fields: Any,
-) -> tuple[list[Quantized], jax.Array | None, jax.Array | None]:
+) -> tuple[
+  list[Quantized], jax.Array | None, jax.Array | None, jax.Array | None
+]:
   """Quantizes x, or the result of a prologue, with a chosen backend.
 
   Args:
@@ -79,8 +81,8 @@ def produce(
       `QuantizationProblem`.
 
   Returns:
-    The results of each blocking, the amax or None, and the column sums, the
-    prologue's sum, or None.
+    The results of each blocking, and the amax, the column sums and the
+    prologue's sum, each or None.
   """
   count = len(blockings)
   with_keys = [
@@ -131,11 +133,13 @@ def produce(
     (r[0], r[1], r[2] if size == 3 else _own_scales(global_scale, i, 1))
     for i, r in enumerate(each)
   ]
-  return (
-    quantized,
-    results[count * size] if problem.returns_amax else None,
-    results[-1] if len(results) > count * size + problem.returns_amax else None,
+  rest = iter(results[count * size :])
+  are_given = problem.returns_amax, problem.column_sums is not None
+  amax, sums, total = (
+    next(rest) if is_given else None
+    for is_given in (*are_given, problem.returns_sum)
   )
+  return quantized, amax, sums, total
 
 
 def quantize_in_whole_tiles(
@@ -259,10 +263,14 @@ def _abstract_eval(x, *given, problem, target, overlay):
 
 
 def _jvp(primals, tangents, *, problem, **params):
-  """Returns zero tangents of codes, and the tangent of a prologue's sum."""
+  """Returns zero tangents of codes, and the tangent of a prologue's sum.
+
+  Operands of a gradient come from `tangents.without_derivative`.
+  """
   results = quantize_p.bind(*primals, problem=problem, **params)
   found = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
-  if problem.returns_sum:
+  prologue = problem.prologue
+  if prologue is not None and prologue.has_residual and not prologue.gradient:
     x, more, _, _ = problem.split_operands(tangents)
     found[-1] = ad.add_tangents(x, more["residual"])
   return results, found
@@ -341,7 +349,8 @@ def _without_unused(
   if not kept and not sums and not has_columns:
     return [False] * len(eqn.invars), None
   is_used = [True] * len(eqn.invars)
-  if not kept and not has_columns:
+  is_gradient = problem.prologue is not None and problem.prologue.gradient
+  if not kept and not has_columns and not is_gradient:
     pair = [x, more["residual"]]
     is_used = [v in pair for v in eqn.invars]
     eqn = eqn.replace(invars=pair, outvars=sums, primitive=lax.add_p, params={})

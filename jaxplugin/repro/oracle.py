@@ -398,15 +398,22 @@ def near(
       error = abs(one - two) / max(_AMAX_ERROR * two, math.ulp(0.0))
       worst = max(worst, (error, f"amax: got {one}, expected {two}"))
     first += 1
+  axis = problem.each()[0].blockings[0].axis()
+  largest = float(np.nanmax(np.abs(blocks(expected, 0, axis)), initial=0))
   if problem.column_sums is not None:
     rows = math.prod(problem.shape[problem.column_sums : -1])
     sums = [np.asarray(results[first]) for results in (got, expected)]
-    axis = problem.each()[0].blockings[0].axis()
-    largest = float(np.nanmax(np.abs(blocks(expected, 0, axis)), initial=0))
     bound = max(rows * _AMAX_ERROR * largest, math.ulp(0.0))
     error = float(np.nanmax(np.abs(sums[0] - sums[1]), initial=0)) / bound
     text = f"sums of columns: got {sums[0]}, expected {sums[1]}"
     worst = max(worst, (error, text))
+    first += 1
+  if problem.prologue is not None and problem.prologue.is_norm_gradient:
+    totals = [results[first].astype(np.float32) for results in (got, expected)]
+    rounding = float(ml_dtypes.finfo(problem.dtype).eps)
+    bound = (rounding + _AMAX_ERROR) * largest
+    error = float(np.nanmax(np.abs(totals[0] - totals[1]), initial=0)) / bound
+    worst = max(worst, (error, f"{problem.prologue}, in floats"))
     first += 1
   exact = same_bits(got[first:], expected[first:])
   return max(worst, exact, key=lambda found: found[0])

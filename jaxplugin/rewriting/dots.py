@@ -88,10 +88,12 @@ class _Result(NamedTuple):
   Attributes:
     x: the value, which may be differentiated.
     backward: how the matmul quantizes the gradient of x, or None.
+    number: that of the matmul in its function.
   """
 
   x: Any
   backward: activation_gradients.Backward | None
+  number: int
 
 
 @dataclasses.dataclass(eq=False)
@@ -112,7 +114,10 @@ class Dots(calls.Walker):
     is_rule: whether the function is a rule of a custom derivative.
     results: results of matmuls, and sums with them; only recorded to fuse
       activations.
-    rows: vectors that operations add or move; only recorded for the same.
+    rows: vectors that operations add, multiply or move; only recorded for the
+      same.
+    norms: results of norms, to be read as `attached_norm` returns them.
+    streams: arguments of these norms, of which additions read another value.
     of_rules: results of functions with a custom derivative.
     outside: arguments that norms and activations outside compute.
     is_changed: whether a matmul was replaced.
@@ -136,6 +141,12 @@ class Dots(calls.Walker):
     default_factory=sources.TracedValues
   )
   rows: sources.TracedValues[Any] = dataclasses.field(
+    default_factory=sources.TracedValues
+  )
+  norms: sources.TracedValues[Any] = dataclasses.field(
+    default_factory=sources.TracedValues
+  )
+  streams: sources.TracedValues[Any] = dataclasses.field(
     default_factory=sources.TracedValues
   )
   of_rules: sources.TracedValues[None] = dataclasses.field(
@@ -235,7 +246,7 @@ class Dots(calls.Walker):
     self, x: Any, backward: activation_gradients.Backward | None
   ) -> None:
     if self.transform.fuse_activations:
-      self.results.put(x, _Result(x, backward))
+      self.results.put(x, _Result(x, backward, len(self.sites)))
 
   def follow(
     self, operation: binding_private.BoundOperation, results: Sequence[Any]
@@ -245,14 +256,35 @@ class Dots(calls.Walker):
     if not self.transform.fuse_activations:
       return
     args = operation.args
-    for x in args:
-      if np.ndim(x) and np.size(x) == np.shape(x)[-1]:
-        self.rows.put(x, x)
-    found = next(filter(None, map(self.results.get, args)), None)
-    if found is not None:
-      is_moved = operation.name in sources.LAYOUTS - _IN_ORDER
+    self.note_rows(args)
+    found = [r for r in map(self.results.get, args) if r is not None]
+    if found:
+      # A residual may be the result of a matmul before.
+      last = max(found, key=lambda result: result.number)
+      if operation.name in sources.LAYOUTS - _IN_ORDER:  # elements are moved
+        last = last._replace(backward=None)
       for x in results:
-        self._note_result(x, None if is_moved else found.backward)
+        self.results.put(x, last._replace(x=x))
+
+  def note_rows(self, args: Sequence[Any]) -> None:
+    """Records vectors among the operands of an operation."""
+    if self.transform.fuse_activations:
+      for x in args:
+        if np.ndim(x) and np.size(x) == np.shape(x)[-1]:
+          self.rows.put(x, x)
+
+  def with_streams(
+    self, operation: binding_private.BoundOperation
+  ) -> binding_private.BoundOperation:
+    """Returns an addition whose gradient goes to the norms of its operands."""
+    if operation.function_name != "add":
+      return operation
+    found = [_in_trace_of(x, self.streams) for x in operation.args]
+    args = [
+      x if stream is None else stream
+      for x, stream in zip(operation.args, found, strict=True)
+    ]
+    return dataclasses.replace(operation, args=args)
 
   def note_rule(self, results: Sequence[Any]) -> None:
     """Records the results of a function with a custom derivative.
@@ -272,12 +304,12 @@ class Dots(calls.Walker):
     """
     call = found.call
     assert call is not None
-    if (
-      call.prologue.is_norm
-      or found.has_custom_derivative
-      or not found.seen.isdisjoint(self.of_rules.ids())
+    if found.has_custom_derivative or not found.seen.isdisjoint(
+      self.of_rules.ids()
     ):
       return y
+    if call.prologue.is_norm:
+      return self._attached_norm(y, call)
     is_above = binding_private.staged(y) is not y
     given, results, bias = self._operands_of(call)
     if is_above and bias is not None:
@@ -301,6 +333,30 @@ class Dots(calls.Walker):
     live = live.with_rows(lambda a: binding_private.mapped_inside(y, a))
     matmuls = {name: r.backward for name, r in results.items() if r}
     return activation_gradients.attached(y, live, matmuls)
+
+  def _attached_norm(self, y: Any, call: prologues.PrologueCall) -> Any:
+    """Returns a norm whose gradient, with the residual's, a matmul quantizes.
+
+    Its x is the result of that matmul, or a sum with it.
+    """
+    if (known := _in_trace_of(y, self.norms)) is not None:
+      return known
+    result, more = self.results.get(call.x), dict(call.more)
+    if result is None or result.backward is None:
+      return y
+    if binding_private.staged(y) is not y:
+      more = {name: self.rows.get(row) for name, row in more.items()}
+    x = result.x
+    is_found = all(row is not None for row in more.values())
+    if not (is_found and binding_private.are_in_one_trace(x, y)):
+      return y
+    live = dataclasses.replace(call, x=x, more=more)
+    attached, stream = activation_gradients.attached_norm(
+      y, live, result.backward
+    )
+    self.norms.put(y, attached)
+    self.streams.put(x, stream)
+    return attached
 
   def _operands_of(
     self, call: prologues.PrologueCall
@@ -525,6 +581,12 @@ class Dots(calls.Walker):
       parent.note_change()
 
 
+def _in_trace_of(x: Any, values: sources.TracedValues[Any]) -> Any:
+  """Returns the value that replaces x in its trace, or None."""
+  value = values.get(x)
+  return value if binding_private.are_in_one_trace(x, value) else None
+
+
 @jax_private.cache_by_jaxpr
 def _rewritten(
   jaxpr: Any,
@@ -626,6 +688,11 @@ class Rewriter(interception_private.Interceptor):
     return any(
       name.is_transform and name.text in _DERIVATIVES for name in names
     )
+
+  def rewrite(
+    self, operation: binding_private.BoundOperation
+  ) -> binding_private.BoundOperation:
+    return self._dots.with_streams(operation)
 
   def note(
     self, operation: binding_private.BoundOperation, results: Sequence[Any]

@@ -264,6 +264,8 @@ class _Watcher:
       self.note_quantized()
       return operation.bind()
     dots = self._dots_at(position)
+    operation = dots.with_streams(operation)
+    args = operation.args
     origins: list[sources.Origin | None] = [None] * len(args)
     if not self._is_rule:
       origins = self._origins.of_all(args)
@@ -283,6 +285,8 @@ class _Watcher:
       dots.note_rule(results)
     if operation.params.get("name") == "add":  # `jnp.add`, of a bias
       dots.follow(operation, results)
+    if operation.params.get("name") == "multiply":  # by the weight of a norm
+      dots.note_rows(args)
     decided = dots.sites[start:]
     is_differentiated = binding_private.is_differentiated
     if not position.is_outer or any(map(is_differentiated, args)):

@@ -61,6 +61,10 @@ GRADIENTS = (
   _gradient("swigluoai", "x", "bias", halves="interleaved", limit=1.5),
   _gradient("exact_gelu_and_mul", "x", "up", "bias"),
   _gradient("exact_gelu_and_mul", "up", "up"),
+  _gradient("rms_norm", "x", "weight", "residual", epsilon=1e-6),
+  _gradient("rms_norm", "x", epsilon=1e-6),
+  _gradient("layer_norm", "x", "weight", epsilon=1e-5),
+  _gradient("layer_norm", "x", "residual", epsilon=1e-5),
   _gradient("exact_gelu", "x"),
   _gradient("silu", "x", "bias"),
   _gradient("gelu", "x"),
@@ -87,14 +91,18 @@ def exact(prologue, x, more):
   """Returns a prologue's result in f64, and x + residual in x's dtype."""
   f64 = lambda a: np.asarray(a).astype(np.float64)
   p, values, total = prologue, f64(x), None
+  if p.is_norm_gradient:
+    h, factor = _standardized(p, values)
+    d = f64(more["cotangent"]) * f64(more.get("weight", 1))
+    mean = lambda a: a.mean(-1, keepdims=True)
+    change = d - h * mean(d * h)
+    change -= mean(d) if p.function == "layer_norm" else 0
+    return factor * change + f64(more.get("residual", 0)), None
   if "residual" in more:
     total = (values + f64(more["residual"])).astype(x.dtype)
     values = f64(total)
   if p.is_norm:
-    if p.function == "layer_norm":
-      values = values - values.mean(-1, keepdims=True)
-    square = np.mean(values**2, -1, keepdims=True)
-    values = values / np.sqrt(square + p.epsilon)
+    values, _ = _standardized(p, values)
     return values * f64(more.get("weight", 1)) + f64(more.get("bias", 0)), total
   k = values.shape[-1] // (2 if p.halves else 1)
 
@@ -124,6 +132,23 @@ def exact(prologue, x, more):
   if p.halves:
     return np.concatenate([of_gate, of_up], -1), None
   return of_up if p.gradient == "up" else of_gate, None
+
+
+def _standardized(p, values):
+  """Returns rows of a norm without its weight, and their factors."""
+  if p.function == "layer_norm":
+    values = values - values.mean(-1, keepdims=True)
+  square = np.mean(values**2, -1, keepdims=True)
+  factor = 1 / np.sqrt(square + p.epsilon)
+  return values * factor, factor
+
+
+def summed(prologue, x, more):
+  """Returns the rows in f64 that `column_sums` adds."""
+  if not prologue.is_norm_gradient:
+    return exact(prologue, x, more)[0]
+  h, _ = _standardized(prologue, np.asarray(x).astype(np.float64))
+  return np.asarray(more["cotangent"]).astype(np.float64) * h
 
 
 def _activated(p, gate, up):
@@ -159,11 +184,19 @@ def assert_sums(got, prologue, x, more, start):
 
   Each addition rounds once. Each row may have the error of the largest result.
   """
-  y = exact(prologue, x, more)[0]
+  y = summed(prologue, x, more)
   over = tuple(range(start, y.ndim - 1))
   count = y.size // y.sum(over).size
   bound = (count * np.abs(y).sum(over) + 16 * count * np.abs(y).max()) * 2**-24
   np.testing.assert_array_less(np.abs(got - y.sum(over)), bound)
+
+
+def assert_gradient(got, prologue, x, more):
+  """Asserts that the floats of a norm's gradient are near f64."""
+  y = exact(prologue, x, more)[0]
+  rounding = float(jnp.finfo(got.dtype).eps) / 2
+  bound = rounding * np.abs(y) + 2 * _AMAX_ERROR * np.abs(y).max()
+  np.testing.assert_array_less(np.abs(np.asarray(got, np.float64) - y), bound)
 
 
 def along(*dims, merged=False):
@@ -182,7 +215,7 @@ class KernelCase:
     kernel: what follows "quantize_" in the name of the launched kernel.
     prologue: computed before quantizing.
     call: function of `args()`. It returns values and scale of each blocking,
-      the amax or None, and x + residual, the sums of columns, or None. With
+      and amax, sums of columns, and the prologue's sum, each or None. With
       prologue=None it only quantizes x.
     others: the other launched kernels.
     column_sums: of the problem.
@@ -200,10 +233,8 @@ class KernelCase:
 
   def check(self, test, found, wanted, args):
     """Asserts that results of the kernels agree with those of operations."""
-    (quantized, amax, total), (expected, other_amax, other_total) = (
-      found,
-      wanted,
-    )
+    quantized, amax, sums, total = found
+    expected, other_amax, other_total = wanted
     for got, want in zip(quantized, expected, strict=True):
       (values, scale), (other, other_scale) = (
         [np.asarray(a).astype(np.float32) for a in each] for each in (got, want)
@@ -217,10 +248,11 @@ class KernelCase:
       for each in (amax, other_amax):
         np.testing.assert_allclose(each, largest, rtol=_AMAX_ERROR)
     if self.column_sums is not None:
-      assert_sums(total, self.prologue, *args, self.column_sums)
-      return
-    test.assertEqual(total is None, "residual" not in args[1])
-    if total is not None:
+      assert_sums(sums, self.prologue, *args, self.column_sums)
+    test.assertEqual(total is None, not self.prologue.returns_sum)
+    if self.prologue.is_norm_gradient:
+      assert_gradient(total, self.prologue, *args)
+    elif total is not None:
       np.testing.assert_array_equal(
         np.asarray(total, np.float32), np.asarray(other_total, np.float32)
       )
@@ -231,6 +263,7 @@ def kernel_cases():
   norm, with_residual, with_bias = CASES[1:4]
   with_up, gated = CASES[7:9]
   of_gate, of_up, of_halves = GRADIENTS[:3]
+  of_norm, _, _, of_layer_norm = (p for p in GRADIENTS if p.is_norm)
   silu, gelu, relu = CASES[-3:]
   of_silu, _, of_relu = GRADIENTS[-3:]
   both, last, nvfp4 = along(2, merged=True), along(2), formats.NVFP4
@@ -241,7 +274,7 @@ def kernel_cases():
   ):  # fmt: skip
     def call(x, more, prologue=prologue):
       of_prologue = {"returns_amax": returns_amax, "column_sums": column_sums}
-      found, amax, total = quantize_primitive.produce(
+      found, *rest = quantize_primitive.produce(
         x,
         None if given is None else jnp.float32(given),
         blockings=blockings,
@@ -252,7 +285,7 @@ def kernel_cases():
         **options,
         **(of_prologue if prologue is not None else {}),
       )
-      return [each[:2] for each in found], amax, total
+      return [each[:2] for each in found], *rest
 
     return KernelCase(kernel, prologue, call, others, column_sums)
 
@@ -293,5 +326,11 @@ def kernel_cases():
          column_sums=1),
     case("both_silu_and_mul_gradient_nvfp4_sums", of_halves, both, nvfp4, 0.02,
          column_sums=0),
+    case("both_rms_norm_gradient_mxfp8_sums", of_norm, both, column_sums=0,
+         others=("rms_norm_gradient_statistics",)),
+    case("both_layer_norm_gradient_nvfp4", of_layer_norm, both, nvfp4,
+         others=("layer_norm_gradient_statistics", "finite_amax_both")),
+    case("rms_norm_gradient_mxfp8_sums", of_norm, along(1), column_sums=1,
+         others=("rms_norm_gradient_statistics",)),
   )
   # fmt: on

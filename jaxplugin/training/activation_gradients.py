@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of activations that matmuls quantize as they are computed.
+"""Gradients of activations and norms that matmuls quantize, in one kernel.
 
 In the backward pass of dot -> activation -> dot, the first matmul quantizes the
 gradient of its result. If an activation was `attached`, that matmul finds which
@@ -11,6 +11,11 @@ The gradient of a bias is the sum of the rows of that gradient. JAX asks for it
 before the matmul runs. So with a bias the activation quantizes its gradient, as
 the matmul's `Backward` says, and one kernel also computes the sum. The matmul
 finds the quantized arrays.
+
+A norm reads the residual stream, which later code reads too. `attached_norm`
+returns the stream for that code, so the transpose of one operation has both
+gradients. One kernel adds them, quantizes their sum as the matmul's `Backward`
+says, and sums the gradient of the weight.
 """
 
 from __future__ import annotations
@@ -62,15 +67,18 @@ class Backward:
   message: str
   layer: str
 
-  def quantize(self, call: prologues.PrologueCall) -> tuple[list[Any], Any]:
-    """Returns the result of a call for each spec, and the sum of its rows."""
+  def quantize(
+    self, call: prologues.PrologueCall, *, sums_columns: bool = True
+  ) -> tuple[list[Any], list[jax.Array]]:
+    """Returns the result of a call for each spec, and its other results."""
     call = tangents.without_derivative(call.canonical(self.shape), self.message)
     named = jax.named_scope(self.layer) if self.layer else _NO_CONTEXT
     with named:
-      *quantized, sums = operands_lib.quantize_all(
-        call, self.specs, (None,) * len(self.specs), sums_columns=True
+      results = operands_lib.quantize_all(
+        call, self.specs, (None,) * len(self.specs), sums_columns=sums_columns
       )
-    return quantized, sums
+    count = len(self.specs)
+    return results[:count], results[count:]
 
 
 def attached(
@@ -118,11 +126,7 @@ def _attached_jvp(
   (y, operands), (_, given) = primals, tangents
   prologue, matmuls = setting
   names = ("x", *prologue.operands)
-  active = {
-    name: t
-    for name, t in zip(names, given, strict=True)
-    if not isinstance(t, SymbolicZero)
-  }
+  active = _active(names, given)
   if not active:
     return y, jnp.zeros_like(y)
   tangent = _GatedTangent(
@@ -133,6 +137,63 @@ def _attached_jvp(
 
 
 _attached.defjvp(_attached_jvp, symbolic_zeros=True)
+
+
+def _active(
+  names: Sequence[str], tangents: Sequence[Any]
+) -> dict[str, jax.Array]:
+  return {
+    name: t
+    for name, t in zip(names, tangents, strict=True)
+    if not isinstance(t, SymbolicZero)
+  }
+
+
+def attached_norm(
+  y: jax.Array, call: prologues.PrologueCall, matmul: Backward
+) -> tuple[jax.Array, jax.Array]:
+  """Returns y and the x of a norm, for later code to read in place of both.
+
+  Args:
+    y: the result of the norm, in any float dtype.
+    call: a norm without a residual that computes y.
+    matmul: of the matmul whose result is the last term of x.
+  """
+  x, call = call.x, call.canonical(y.shape)
+  y, *operands = jax_private.vary_alike([y, call.x, *call.more.values()])
+  with jax_private.outside_scopes():
+    y, stream = _attached_norm((call.prologue, matmul), y, operands)
+  return y, stream.reshape(x.shape)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _attached_norm(
+  setting: tuple[prologues.Prologue, Backward],
+  y: jax.Array,
+  operands: list[jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+  del setting
+  return y, operands[0]
+
+
+def _attached_norm_jvp(
+  setting: tuple[prologues.Prologue, Backward], primals: Any, tangents: Any
+) -> Any:
+  (y, operands), (_, given) = primals, tangents
+  prologue, matmul = setting
+  active = _active(("x", *prologue.operands), given)
+  results = y, operands[0]
+  if not active:
+    return results, jax.tree.map(jnp.zeros_like, results)
+  active = {"x": jnp.zeros_like(operands[0])} | active
+  tangent = _NormTangent(
+    prologue=prologue, matmul=matmul, active=tuple(active), dtype=y.dtype
+  )
+  found = linear_calls.linear_call(tangent, list(active.values()), operands)
+  return results, tuple(found)
+
+
+_attached_norm.defjvp(_attached_norm_jvp, symbolic_zeros=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,17 +211,7 @@ class _GatedTangent(linear_calls.Linear):
   is_value: ClassVar[bool] = True
 
   def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
-    names = ("x", *self.prologue.operands)
-    given = dict(zip(names, constants, strict=True))
-
-    def activation(*active: jax.Array) -> jax.Array:
-      x, *more = (given | dict(zip(self.active, active, strict=True))).values()
-      operands = dict(zip(names[1:], more, strict=True))
-      (y,) = prologues.compute(self.prologue, x, operands)
-      return y.astype(self.dtype)
-
-    point = tuple(given[name] for name in self.active)
-    return jax.jvp(activation, point, tuple(linear))[1]
+    return _tangent(self.prologue, self.active, self.dtype, linear, constants)
 
   def transpose(
     self, wanted: Sequence[bool], g: jax.Array, constants: Arrays
@@ -175,7 +226,7 @@ class _GatedTangent(linear_calls.Linear):
       gradient = _Gradient.of(self.prologue, name, dtype)
       leaves = list[jax.Array]()
       if has_bias and (matmul := dict(self.matmuls).get(name)) is not None:
-        quantized, row = matmul.quantize(gradient.call([g], constants))
+        quantized, (row,) = matmul.quantize(gradient.call([g], constants))
         leaves, tree = jax.tree.flatten(quantized)
         gradient = dataclasses.replace(
           gradient, specs=matmul.specs, quantized=tree
@@ -193,6 +244,115 @@ class _GatedTangent(linear_calls.Linear):
       found["bias"] = jnp.concatenate(sums)
     pairs = zip(self.active, wanted, strict=True)
     return [found[name] if is_wanted else None for name, is_wanted in pairs]
+
+
+def _tangent(
+  prologue: prologues.Prologue,
+  active: Sequence[str],
+  dtype: np.dtype,
+  linear: Arrays,
+  constants: Arrays,
+) -> jax.Array:
+  """Returns the tangent of a prologue's result, from those of `active`."""
+  names = ("x", *prologue.operands)
+  given = dict(zip(names, constants, strict=True))
+
+  def function(*values: jax.Array) -> jax.Array:
+    x, *more = (given | dict(zip(active, values, strict=True))).values()
+    operands = dict(zip(names[1:], more, strict=True))
+    return prologues.compute(prologue, x, operands)[0].astype(dtype)
+
+  point = tuple(given[name] for name in active)
+  return jax.jvp(function, point, tuple(linear))[1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _NormTangent(linear_calls.Linear):
+  """The tangents of a norm and of its x. The first active operand is x.
+
+  Its constants are all operands of the norm.
+  """
+
+  prologue: prologues.Prologue
+  matmul: Backward
+  active: tuple[str, ...]
+  dtype: np.dtype
+
+  is_value: ClassVar[bool] = True
+
+  def apply(self, linear: Arrays, constants: Arrays) -> list[jax.Array]:
+    y = _tangent(self.prologue, self.active, self.dtype, linear, constants)
+    return [y, linear[0]]
+
+  def transpose(
+    self, wanted: Sequence[bool], g: Any, constants: Arrays
+  ) -> list[jax.Array | None]:
+    cotangent, residual = g
+    if cotangent is None:
+      return [residual if wanted[0] else None, *[None] * (len(wanted) - 1)]
+    names = {n for n, w in zip(self.active, wanted, strict=True) if w}
+    x, *more = constants
+    operands = dict(zip(self.prologue.operands, more, strict=True))
+    operands |= {"residual": residual, "cotangent": cotangent}
+    found = dict[str, jax.Array]()
+    if "bias" in names:
+      rows = cotangent.astype(jnp.float32)
+      found["bias"] = rows.sum(tuple(range(rows.ndim - 1)))
+    given = {
+      name: operands[name]
+      for name in prologues.OPERANDS
+      if name != "bias" and operands.get(name) is not None
+    }
+    prologue = dataclasses.replace(
+      self.prologue, operands=tuple(given), gradient="x"
+    )
+    has_weight = "weight" in names
+    if "x" in names:
+      call = prologues.PrologueCall(prologue=prologue, x=x, more=given)
+      quantized, rest = self.matmul.quantize(call, sums_columns=has_weight)
+      leaves, tree = jax.tree.flatten(quantized)
+      total = linear_calls.linear_call(
+        _Quantized(prologue=prologue, specs=self.matmul.specs, quantized=tree),
+        rest[-1:],
+        leaves,
+      )
+      found["x"] = _sharded_as(total.astype(x.dtype).reshape(x.shape), x)
+    elif has_weight:
+      _, *rest = prologues.compute(prologue, x, given, column_sums=0)
+    if has_weight:
+      found["weight"] = _sharded_as(rest[0], operands["weight"])
+    pairs = zip(self.active, wanted, strict=True)
+    return [found[name] if is_wanted else None for name, is_wanted in pairs]
+
+
+def _sharded_as(x: jax.Array, like: jax.Array) -> jax.Array:
+  if mesh_axes.mesh_of([x]) is None:
+    return x
+  return mesh_axes.reshard(x, mesh_axes.spec_of(like))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Quantized(linear_calls.Linear):
+  """Returns its array, whose quantized copies are the constants.
+
+  Attributes:
+    prologue: the gradient that computes the array.
+    specs, quantized: see `_Gradient`.
+  """
+
+  prologue: prologues.Prologue
+  specs: tuple[operands_lib.QuantizeSpec, ...]
+  quantized: Any
+
+  is_value: ClassVar[bool] = True
+
+  def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
+    return linear[0]
+
+  def transpose(
+    self, wanted: Sequence[bool], g: jax.Array, constants: Arrays
+  ) -> list[jax.Array | None]:
+    return [g if wanted[0] else None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,35 +408,40 @@ class _Gradient(linear_calls.Linear):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-  """The gradient of an attached activation.
+  """The gradient of an attached activation or norm.
 
   Attributes:
-    call: computes it.
+    call: computes it; None if that would compute it again.
     quantized: the results of the call that are quantized already.
   """
 
-  call: prologues.PrologueCall
+  call: prologues.PrologueCall | None
   quantized: Mapping[operands_lib.QuantizeSpec, Any]
 
 
 def find(g: Any) -> Found | None:
-  """Returns how g is computed, if it is the gradient of an attached activation.
+  """Returns how g is computed, if an attached activation or norm computes it.
 
   Returns None for another array. Conversions of floats and reshapes of rows may
-  come after the call. Also returns None if another operation has read g, such
-  as a sum with another gradient: then g is computed anyway, and a prologue
-  would compute it again. The found arrays are in the `vmap`s of g.
+  come after the call. Also returns None if another operation has read the
+  gradient of an activation, such as a sum with another gradient: then it is
+  computed anyway, and a prologue would compute it again. The found arrays are
+  in the `vmap`s of g.
   """
   x = binding_private.below_vmaps(g)
   if x is None:
     return None
-  shape, after = np.shape(x), None
+  shape, after, has_others = np.shape(x), None, False
   while (made := binding_private.maker(x)) is not None:
     eqn, _ = made
-    if any(user is not after for user in binding_private.users(x)):
-      return None
+    users = binding_private.users(x)
+    has_others = has_others or any(user is not after for user in users)
     if eqn.primitive is linear_calls.linear_call_p:
-      return _found(eqn.params["function"], eqn.in_tracers, shape, g)
+      function, is_by_first = _without_vmaps(eqn.params["function"])
+      is_known = not has_others or isinstance(function, _Quantized)
+      if not (is_known and is_by_first):
+        return None
+      return _found(function, eqn.in_tracers, shape, g)
     (x, *_), name = eqn.in_tracers, eqn.primitive.name
     is_conversion = name == "convert_element_type" and jnp.issubdtype(
       x.dtype, jnp.floating
@@ -292,21 +457,20 @@ def find(g: Any) -> Found | None:
 
 def _found(
   function: linear_calls.Linear, arrays: Arrays, shape: Sequence[Any], g: Any
-) -> Found | None:
+) -> Found:
   """Returns how a function, or `vmap`s of one, computes g of a shape below."""
+  assert isinstance(function, (_Gradient, _Quantized))
   linear, *constants = arrays
-  function, is_by_first = _without_vmaps(function)
-  if not isinstance(function, _Gradient) or not is_by_first:
-    return None
   as_g = functools.partial(binding_private.mapped_as, g)
-  leaves = map(as_g, constants[len(function.prologue.operands) :])
-  quantized = (
-    jax.tree.unflatten(function.quantized, leaves) if function.specs else ()
-  )
-  call = function.call([linear], constants).canonical(shape)
+  call = None
+  if isinstance(function, _Gradient):
+    call = function.call([linear], constants).canonical(shape).with_rows(as_g)
+    constants = constants[len(function.prologue.operands) :]
+  quantized = ()
+  if function.specs:
+    quantized = jax.tree.unflatten(function.quantized, map(as_g, constants))
   return Found(
-    call=call.with_rows(as_g),
-    quantized=dict(zip(function.specs, quantized, strict=True)),
+    call=call, quantized=dict(zip(function.specs, quantized, strict=True))
   )
 
 
@@ -321,6 +485,8 @@ def _without_vmaps(
   while isinstance(function, linear_calls.Mapped):
     mapped.append((*function.linear_dims, *function.constant_dims))
     function = function.function
+  if isinstance(function, _Quantized):
+    return function, all(set(each) == {0} for each in mapped)
   if not isinstance(function, _Gradient):
     return function, False
   names = ("cotangent", "x", *function.prologue.operands[:-1])
@@ -342,7 +508,10 @@ def separate_gradient(eqn: Any, jaxpr: Any) -> tuple[str, str]:
   if eqn.primitive is not linear_calls.linear_call_p:
     return "", ""
   function, is_by_first = _without_vmaps(eqn.params["function"])
-  (result,) = eqn.outvars
+  result, *_ = eqn.outvars
+  copies = eqn.invars[1:] if isinstance(function, _Quantized) else []
+  if any(v in copies for e in jaxpr.eqns for v in e.invars if e is not eqn):
+    return "", ""
   users = [
     e.primitive for e in jaxpr.eqns if any(v is result for v in e.invars)
   ]
@@ -351,7 +520,8 @@ def separate_gradient(eqn: Any, jaxpr: Any) -> tuple[str, str]:
   }
   # With a prologue, a matmul's only use of the gradient is this guard.
   is_fused = tangents.derivative_guard_p in users
-  if not isinstance(function, _Gradient) or not others or is_fused:
+  is_gradient = isinstance(function, (_Gradient, _Quantized))
+  if not is_gradient or not others or is_fused:
     return "", ""
   if not is_by_first:
     reason = "jax.vmap maps another dimension than the first"

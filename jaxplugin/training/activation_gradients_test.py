@@ -56,17 +56,42 @@ def ungated_mlp(params, x, activation=jax.nn.relu):
   return activation(h) @ params["down"]
 
 
+def norm_block(params, x, is_read=False):
+  x = x + x @ params["out"]
+  y = x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+  y = gated_mlp(params, y * params["norm"])
+  return y + x + (jnp.cos(x) if is_read else 0)
+
+
+def two_norm_blocks(params, x):
+  return norm_block(params, norm_block(params, x))
+
+
+def layer_norm_block(params, x):
+  x = x @ params["out"] + x
+  y = jax.nn.standardize(x, epsilon=1e-5) * params["norm"] + params["bias"]
+  return x + ungated_mlp(params, y)
+
+
+def post_norm_block(params, x):
+  x = x + gated_mlp(params, x @ params["out"])
+  return jax.nn.standardize(x, epsilon=1e-5) @ params["gate"]
+
+
 def arrays(dtype=jnp.float32):
   rng = np.random.default_rng(0)
   sizes = {
     "gate": (FEATURES, HIDDEN),
     "up": (FEATURES, HIDDEN),
     "down": (HIDDEN, FEATURES),
+    "out": (FEATURES, FEATURES),
   }
   params = {
     name: jax.device_put(np.asarray(rng.standard_normal(size) / 8, dtype))
     for name, size in sizes.items()
   }
+  for name in ("norm", "bias"):
+    params[name] = jax.device_put(np.asarray(rng.standard_normal(64), dtype))
   return params, jax.device_put(np.asarray(rng.standard_normal(SHAPE), dtype))
 
 
@@ -203,6 +228,61 @@ class AttachedTest(parameterized.TestCase):
         assert_near(got, want, CANCELLED)
 
 
+class NormTest(parameterized.TestCase):
+  def test_gradients_are_those_of_jax(self):
+    cases = [p for p in prologue_cases.GRADIENTS if p.is_norm]
+    given = [prologue_cases.operands(p, SHAPE, jnp.float32) for p in cases]
+
+    @jax.jit
+    def run(given):
+      found = []
+      for prologue, (x, more) in zip(cases, given, strict=True):
+        got = prologues.compute(prologue, x, more, column_sums=0)
+        forward = dataclasses.replace(
+          prologue, operands=("weight",), gradient=None
+        )
+        weight = more.get("weight", jnp.ones(SHAPE[-1]))
+        f = lambda x, w, p=forward: prologues.compute(p, x, {"weight": w})[0]
+        dx, dw = jax.vjp(f, x, weight)[1](more["cotangent"])
+        found.append((got, (dx + more.get("residual", 0), dw)))
+      return found
+
+    for prologue, (got, want) in zip(cases, run(given), strict=True):
+      with self.subTest(str(prologue)):
+        assert_near(got, (*want, want[0]), 2.0**-20)
+
+  def test_forward_mode_has_the_tangents_of_the_norm_and_of_its_x(self):
+    cases = [
+      p for p in prologue_cases.CASES if p.is_norm and not p.has_residual
+    ]
+    given = [prologue_cases.operands(p, SHAPE, jnp.float32) for p in cases]
+    matmul = activation_gradients.Backward(
+      shape=SHAPE, specs=(), message="", layer=""
+    )
+
+    def function(prologue, is_attached, x, more):
+      y = prologues.compute(prologue, x, more)[0]
+      if not is_attached:
+        return y, x
+      call = prologues.PrologueCall(prologue=prologue, x=x, more=more)
+      return activation_gradients.attached_norm(
+        lax.stop_gradient(y), call, matmul
+      )
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(is_attached, given):
+      return [
+        jax.jvp(
+          functools.partial(function, prologue, is_attached),
+          args,
+          jax.tree.map(jnp.cos, args),
+        )
+        for prologue, args in zip(cases, given, strict=True)
+      ]
+
+    assert_near(run(True, given), run(False, given), 2.0**-20)
+
+
 class FusedGradientsTest(parameterized.TestCase):
   def test_matmuls_quantize_the_gradients_of_their_results(self):
     params, x = arrays()
@@ -247,6 +327,82 @@ class FusedGradientsTest(parameterized.TestCase):
         self.assertEqual(found(step, params, x), ["gate", "up"])
     step = jax.grad(loss_of(fused(halves_mlp)), argnums=(0, 1))
     self.assertLen(found(step, params, x), 1)
+
+  def test_matmuls_quantize_the_gradients_of_norms_and_residuals(self):
+    params, x = arrays()
+    once = ["gate", "out", "up"]
+
+    def scanned(params, x):
+      return lax.scan(lambda x, _: (norm_block(params, x), None), x, None, 2)[0]
+
+    steps = {
+      "grad": (jax.grad(loss_of(fused(norm_block)), (0, 1)), once),
+      "inside": (fused(jax.grad(loss_of(norm_block))), once),
+      "jit": (jax.grad(loss_of(fused(jax.jit(norm_block)))), once),
+      "scan": (jax.grad(loss_of(fused(scanned))), once),
+      "checkpoint": (
+        jax.grad(loss_of(fused(jax.checkpoint(norm_block)))), once
+      ),
+      # Lines are merged. No gradient of x is needed, so the first matmul
+      # quantizes along one axis.
+      "two": (
+        jax.grad(loss_of(fused(two_norm_blocks))), ["gate", "out", "out", "up"]
+      ),
+      "layer_norm": (
+        jax.grad(loss_of(fused(layer_norm_block))), ["gate", "out"]
+      ),
+      "no residual": (
+        jax.grad(loss_of(fused(post_norm_block))), ["down", "gate", "up"]
+      ),
+      "weights are constants": (
+        lambda p, x: jax.grad(lambda x: loss_of(fused(norm_block))(p, x))(x),
+        once,
+      ),
+    }  # fmt: skip
+    for name, (step, names) in steps.items():
+      with self.subTest(name):
+        self.assertEqual(found(step, params, x), names)
+
+  def test_gradient_of_a_norm_is_quantized_from_its_f32_values(self):
+    params, x = arrays(jnp.bfloat16)
+    dot = jp.dot_general("mxfp8", "mxfp8")
+    numbers = (((2,), (0,)), ((), ()))
+
+    @jax.jit
+    def by_hand(params, x):
+      linear = lambda x, name: dot(x, params[name], numbers)
+      stream = x + linear(x, "out")
+      weight = params["norm"].astype(jnp.float32)
+      norm = prologues.Prologue(
+        function="rms_norm", operands=("weight",), epsilon=1e-6
+      )
+      y = prologues.compute(norm, stream, {"weight": weight})[0]
+      y = y.astype(x.dtype)
+
+      def rest(y):
+        return activation_gradients_mlp(params, y)
+
+      z, vjp = jax.vjp(rest, y)
+      g = jax.grad(lambda z: jnp.square(z + stream).sum())(z)
+      more = {"weight": weight, "residual": g, "cotangent": vjp(g)[0]}
+      prologue = dataclasses.replace(norm, operands=tuple(more), gradient="x")
+      dx, dw, _ = prologues.compute(prologue, stream, more, column_sums=0)
+      rows = lambda a: a.astype(jnp.float32).reshape(-1, a.shape[-1])
+      g_q, x_q = (jp.quantize(rows(a), "mxfp8", axis=0) for a in (dx, x))
+      out = jp.block_scaled_dot(
+        x_q,
+        g_q,
+        dimension_numbers=(((0,), (0,)), ((), ())),
+        preferred_element_type=x.dtype,
+      )
+      return out, dw.astype(x.dtype)
+
+    activation_gradients_mlp = fused(gated_mlp)
+    step = jax.jit(jax.grad(loss_of(fused(norm_block))))
+    with targets.use_target(quantization_lowerings.OPERATIONS):
+      got, (out, norm) = step(params, x), by_hand(params, x)
+    np.testing.assert_array_equal(got["out"], out)
+    np.testing.assert_array_equal(got["norm"], norm)
 
   def test_gradients_are_quantized_from_their_f32_values(self):
     params, x = arrays(jnp.bfloat16)
@@ -331,7 +487,10 @@ class FusedGradientsTest(parameterized.TestCase):
     self.assertLess(error, 0.01 * np.abs(got).max())
 
   def test_gradients_are_near_those_of_the_model(self):
-    functions = (gated_mlp, halves_mlp, biased_mlp, ungated_mlp)
+    functions = (
+      *(gated_mlp, halves_mlp, biased_mlp, ungated_mlp),
+      *(two_norm_blocks, layer_norm_block, post_norm_block),
+    )
     separate = functools.partial(jp.quantize_dots, recipe="mxfp8")
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -447,6 +606,11 @@ class FusedGradientsTest(parameterized.TestCase):
         lambda p, x: (silu(x @ p["gate"] + p["bias"] * x[..., :1]) @ p["down"]),
         ["mul also needs its floats"],
       ),
+      "norm": (norm_block, []),
+      "norm of a sum": (
+        functools.partial(norm_block, is_read=True),
+        ["a sum with another gradient is between it and the matmul"],
+      ),
       "sum": (
         lambda p, x: (lambda h: silu(h) @ p["down"] + h.sum())(x @ p["gate"]),
         ["a sum with another gradient is between it and the matmul"],
@@ -480,6 +644,7 @@ class FusedGradientsTest(parameterized.TestCase):
       biased_mlp: (2, ["weights", "halves of rows"]),
       ungated_mlp: (1, ["inside"]),
       halves_mlp: (1, ["outside"]),
+      norm_block: (3, ["outside", "halves of rows"]),
     }
     # Each is traced once, to be explained and to be run.
     gradients = {
@@ -518,6 +683,7 @@ class FusedGradientsTest(parameterized.TestCase):
       np.asarray(a), jax.sharding.NamedSharding(mesh, P(*spec))
     )
     split = {
+      **params,
       "gate": place(params["gate"], None, "model"),
       "up": place(params["up"], None, "model"),
       "down": place(params["down"], "model", None),
@@ -527,7 +693,7 @@ class FusedGradientsTest(parameterized.TestCase):
     def run(params, x):
       return [
         jax.grad(loss_of(fused(fn)), (0, 1))(params, x)
-        for fn in (gated_mlp, halves_mlp, ungated_mlp, biased_mlp)
+        for fn in (gated_mlp, halves_mlp, ungated_mlp, biased_mlp, norm_block)
       ]
 
     want = run(params, x)
@@ -536,18 +702,25 @@ class FusedGradientsTest(parameterized.TestCase):
 
     @jax.shard_map(mesh=rows, in_specs=(P(), P("data")), out_specs=P())
     def loss(params, x):
-      return jax.lax.psum(loss_of(fused(gated_mlp))(params, x), "data")
+      losses = loss_of(fused(norm_block))(params, x)
+      losses += loss_of(fused(gated_mlp))(params, x)
+      return jax.lax.psum(losses, "data")
 
-    assert_near(jax.jit(jax.grad(loss))(params, x), want[0][0], 1e-5)
+    both = jax.tree.map(lambda a, b: a + b, want[0][0], want[-1][0])
+    assert_near(jax.jit(jax.grad(loss))(params, x), both, 1e-5)
 
 
 class PrimitiveTest(parameterized.TestCase):
   def test_vmap_of_gradients_gives_the_codes_of_each_entry(self):
-    cases = [p for p in prologue_cases.GRADIENTS if "bias" not in p.operands]
+    cases = [
+      p
+      for p in prologue_cases.GRADIENTS
+      if not {"bias", "weight"} & {*p.operands}
+    ]
     along = prologue_cases.along(1)
 
     def codes(prologue, x, more):
-      (q,), _, _ = quantize_primitive.produce(
+      (q,), *_ = quantize_primitive.produce(
         x, None, blockings=along, format=jp.MXFP8, packed=False,
         prologue=prologue, more=more,
       )  # fmt: skip

@@ -161,10 +161,10 @@ void ReadPrologue(Checker& check, Attributes& attributes, Prologue* out) {
       std::to_string(halves));
   JAXPLUGIN_REQUIRE(
       check,
-      gradient == 0 || (function >= 3 && gradient == 1) ||
+      gradient == 0 || (function >= 1 && gradient == 1) ||
           (out->IsGated() && gradient == 2 && halves == 0),
-      "gradient must be 0 (none), or for an activation 1 (of x) or, if it is"
-      " gated without halves, 2 (of up)",
+      "gradient must be 0 (none), 1 (of x) or, for a gated activation without"
+      " halves, 2 (of up)",
       std::to_string(gradient));
   out->gradient = static_cast<PrologueGradient>(gradient);
   out->halves = static_cast<PrologueHalves>(halves);
@@ -178,8 +178,8 @@ size_t ArgumentsOf(const Prologue& prologue) {
 
 // Reads the further arguments of a prologue: up, weight, bias and residual, each
 // f32[0] if absent, and the cotangent of a gradient. Reads its results, which
-// begin at number `at` of the further results: the sum with a residual, then
-// optionally amax and the prologue's result.
+// begin at number `at` of the further results: the sum with a residual, or a
+// norm's gradient; then optionally amax and the prologue's result.
 void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
                         int64_t k, const ffi::RemainingArgs& arguments,
                         ffi::RemainingRets& results, size_t at,
@@ -227,10 +227,12 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
       Text(weight) + " for " + Text(x));
   JAXPLUGIN_REQUIRE(
       check,
-      !has_bias || (bias.element_type() == ffi::F32 &&
+      !has_bias || (!out->IsNormGradient() &&
+                    bias.element_type() == ffi::F32 &&
                     IsDims(bias.dimensions(),
                            {out->IsGated() ? 2 * features : k})),
-      "bias must be f32[2 * k] for a gated activation, else f32[k], or f32[0]",
+      "bias must be f32[2 * k] for a gated activation, else f32[k], or f32[0],"
+      " as for a norm's gradient",
       Text(bias) + " for " + Text(x));
   JAXPLUGIN_REQUIRE(check, !has_residual || (is_norm && IsLike(residual, x)),
                     "residual must have x's dtype and shape for a norm, or be"
@@ -243,7 +245,8 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
                     "the cotangent must have x's dtype and the shape of the"
                     " activation",
                     Text(cotangent) + " for " + Text(x));
-  const size_t sums = at + (has_residual ? 1 : 0);
+  const bool returns_sum = has_residual || out->IsNormGradient();
+  const size_t sums = at + (returns_sum ? 1 : 0);
   if (!JAXPLUGIN_REQUIRE(check, results.size() >= sums,
                          "the further results must include the sum",
                          std::to_string(results.size())) ||
@@ -254,12 +257,12 @@ void ReadPrologueArrays(Checker& check, const ffi::AnyBuffer& x, int64_t rows,
   if (has_weight) out->weight = static_cast<float*>(weight.untyped_data());
   if (has_bias) out->bias = static_cast<float*>(bias.untyped_data());
   if (is_gradient) out->cotangent = cotangent.untyped_data();
-  if (has_residual) {
+  if (has_residual) out->residual = residual.untyped_data();
+  if (returns_sum) {
     auto sum = results.get<ffi::AnyBuffer>(at);
     JAXPLUGIN_REQUIRE(check, sum.has_value() && IsLike(**sum, x),
                       "the sum must have x's dtype and shape",
                       sum.has_value() ? Text(**sum) : "no array");
-    out->residual = residual.untyped_data();
     if (check.ok()) {
       out->sum = (*sum)->untyped_data();
       AdviseHugePages(out->sum, (*sum)->size_bytes());
@@ -445,7 +448,7 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
                      given_sides.along == 3 ? 3 : 0, &args.prologue);
   OperandArgs sides[2] = {};
   if (given_sides.along != 1 || more.size() > ArgumentsOf(args.prologue) ||
-      args.prologue.column_sums != nullptr ||
+      args.prologue.column_sums != nullptr || args.prologue.IsNormGradient() ||
       (args.prologue.function != PrologueFunction::kNone &&
        compute_global != 0)) {
     ffi::AnyBuffer first[3] = {*values, *scale, *global_scale};

@@ -202,19 +202,22 @@ struct Prologue {
   const float* weight;    // [k], of norms; null: 1
   const float* bias;      // [k], or [2 * k] of gates and factors; null: none
   const void* residual;   // of norms, like x; null: none
-  void* sum;              // x + residual, like x
-  const void* cotangent;  // of gradients: of the activation, in x's dtype
+  void* sum;              // x + residual, or a norm's gradient, like x
+  const void* cotangent;  // of gradients: of the function, in x's dtype
   float* y;               // [rows, k] for the f32 result; null: not wanted
   // Bits of the result's largest finite magnitude, 0 at first; null: not wanted.
   uint32_t* amax;
-  // [entries, k]: sums of the f32 result over the rows of each entry; null: not
-  // wanted.
+  // [entries, k]: sums of the f32 result over the rows of each entry, or those of
+  // the gradient of a norm's weight; null: not wanted.
   float* column_sums;
   int64_t entries;
 
   JAXPLUGIN_ALWAYS_INLINE bool IsNorm() const {
     return function == PrologueFunction::kRmsNorm ||
            function == PrologueFunction::kLayerNorm;
+  }
+  JAXPLUGIN_ALWAYS_INLINE bool IsNormGradient() const {
+    return IsNorm() && gradient != PrologueGradient::kNone;
   }
   JAXPLUGIN_ALWAYS_INLINE bool IsGated() const {
     return function >= PrologueFunction::kSiluAndMul &&

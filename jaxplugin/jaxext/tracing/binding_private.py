@@ -430,6 +430,11 @@ def is_traced_by(x: Any, trace: Any) -> bool:
   return x is not None and x._trace is trace
 
 
+def are_in_one_trace(x: Any, y: Any) -> bool:
+  """Returns whether two values are differentiated and mapped by one trace."""
+  return getattr(x, "_trace", None) is getattr(y, "_trace", None)
+
+
 def use_of(values: Sequence[Any]) -> Callable[[], bool]:
   """Returns a function that says whether code may still use traced values.
 

@@ -100,7 +100,7 @@ class _InterceptingTrace(binding_private.PassingTrace):
       if out is not None:
         return out
       operation = self.interceptor.rewrite(operation)
-    out = super().process_primitive(primitive, tracers, operation.params)
+    out = super().process_primitive(primitive, operation.args, operation.params)
     self.interceptor.note(operation, operation.results_of(out))
     return out
 

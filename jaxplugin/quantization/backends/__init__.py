@@ -97,7 +97,7 @@ def decide(
   each blocking is a part with a separate choice. If no kernel computes the
   prologue, the parts quantize its result, which XLA ops compute.
   """
-  if not problem.blockings:  # XLA ops compute the column sums
+  if not problem.blockings:  # XLA ops compute the other results
     return []
   problem = as_products_read(problem, target)
   whole = choose(problem, module, target, overlay)

@@ -256,13 +256,15 @@ class PrologueTest(parameterized.TestCase):
     self.assertEqual(lowerings.kernel_calls(text), (len(cases), 0))
     self.assertNotRegex(text, "rsqrt|logistic|reduce")
     by_operations = jax.jit(lowerings.by_operations(lambda x: quantize(x)[0]))
-    for (one, amax, total), prologue, (x, more) in zip(
+    for (one, amax, sums, total), prologue, (x, more) in zip(
       jax.jit(produce)(given), cases, given, strict=True
     ):
       exact, exact_total = prologue_cases.exact(prologue, x, more)
       np.testing.assert_allclose(amax, np.abs(exact).max(), rtol=AMAX_ERROR)
       if prologue.gradient:
-        prologue_cases.assert_sums(total, prologue, x, more, first % 2)
+        prologue_cases.assert_sums(sums, prologue, x, more, first % 2)
+      if prologue.is_norm_gradient:
+        prologue_cases.assert_gradient(total, prologue, x, more)
       else:
         contract.assert_same_bits(total, exact_total)
       expected = by_operations(exact.astype(np.float32))

@@ -41,6 +41,16 @@ def launches(
   x = _input(problem)
   if isinstance(x, decisions.Unsupported):
     return x
+  prologue = problem.prologue
+  if (
+    prologue is not None
+    and prologue.is_norm_gradient
+    and not quantize_config.holds_rows(x, architecture)
+  ):
+    return decisions.Unsupported(
+      f"computes the {prologue.name} of rows that fit in registers, got"
+      f" {problem.shape[-1]} features"
+    )
   found = quantize_plans.plan(x, architecture)
   entries = math.prod(problem.shape[: problem.column_sums or 0])
   if x.batch % entries:

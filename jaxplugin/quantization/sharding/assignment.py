@@ -238,7 +238,7 @@ def quantize_notation(
       results.append(())
     if problem.column_sums is not None:
       results.append([*x[: problem.column_sums], x[-1]])
-    if prologue.has_residual:
+    if problem.returns_sum:
       results.append(x)
     paired = prologues.paired(x, prologue.halves, notation.WHOLE)
     if prologue.merged_halves:

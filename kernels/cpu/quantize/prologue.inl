@@ -10,19 +10,21 @@
 typedef float HalfFloats __attribute__((vector_size(2 * kLanes)));
 typedef double Doubles __attribute__((vector_size(4 * kLanes)));
 
-// Returns the mean of `count` values or of their squares. `count` is a multiple
-// of 16. Sums of f32 would lose more bits with each term.
-template <bool kSquares>
-inline double Mean(const float* x, int64_t count) {
+// Returns the mean of `count` values or of their products with those of y.
+// `count` is a multiple of 16. Sums of f32 would lose more bits with each term.
+template <bool kProducts>
+inline double Mean(const float* x, const float* y, int64_t count) {
   constexpr int kEach = kLanes / 2, kSums = 16 / kEach;
   Doubles sums[kSums] = {};
   for (int64_t i = 0; i < count; i += 16) {
 #pragma GCC unroll 8
     for (int s = 0; s < kSums; ++s) {
-      HalfFloats floats;
+      HalfFloats floats, others;
       __builtin_memcpy(&floats, x + i + s * kEach, sizeof(floats));
+      __builtin_memcpy(&others, y + i + s * kEach, sizeof(others));
       const Doubles term = __builtin_convertvector(floats, Doubles);
-      sums[s] += kSquares ? term * term : term;
+      const Doubles factor = __builtin_convertvector(others, Doubles);
+      sums[s] += kProducts ? term * factor : term;
     }
   }
   double total = 0;
@@ -38,19 +40,24 @@ inline void AddBias(const float* __restrict bias, int64_t count,
   for (int64_t j = 0; j < count; ++j) x[j] += bias[j];
 }
 
-// Returns x + residual if there is a residual, else x.
+// Whether a norm is that of x + residual.
+inline bool AddsFirst(const Prologue& p) {
+  return p.residual != nullptr && p.gradient == PrologueGradient::kNone;
+}
+
+// Returns x + residual if a norm reads it, else x.
 inline const void* SummedX(const QuantizeArgs& args) {
-  return args.prologue.residual != nullptr ? args.prologue.sum : args.x;
+  return AddsFirst(args.prologue) ? args.prologue.sum : args.x;
 }
 
 // Reads a row of x as f32. If there is a residual, the row is their sum rounded
-// to x's dtype, which is a result, too.
+// to x's dtype, which is a result, too. A gradient adds the residual later.
 inline void ReadRow(const QuantizeArgs& args, int64_t row, float* out) {
   const Prologue& p = args.prologue;
   for (int64_t c = 0; c < args.k; c += kQuantizeChunk) {
     const int64_t i = row * args.k + c;
     const int64_t count = Min(kQuantizeChunk, args.k - c);
-    if (p.residual != nullptr) {
+    if (AddsFirst(p)) {
       float buffer[kQuantizeChunk], other[kQuantizeChunk], sum[kQuantizeChunk];
       const float* x = ReadFloats(args.x, args.x_format, i, count, buffer);
       const float* residual =
@@ -70,10 +77,12 @@ inline void Prefetch(const void* x, Format format, int64_t i, int64_t count) {
   for (int64_t b = 0; b < count * size; b += 64) __builtin_prefetch(from + b);
 }
 
-// The numbers that normalize a row.
+// The numbers that normalize a row. A gradient has the means of d, the cotangent
+// times the weight, and of the products of d with the normalized row.
 struct Statistics {
   float mean;  // 0 for rms_norm
   float factor;
+  float mean_d, mean_product;
 };
 
 inline void Subtract(float mean, int64_t count, float* __restrict y) {
@@ -87,22 +96,64 @@ inline Statistics ReadCentered(const QuantizeArgs& args, int64_t row,
   ReadRow(args, row, y);
   float mean = 0;
   if (p.function == PrologueFunction::kLayerNorm) {
-    mean = static_cast<float>(Mean<false>(y, args.k));
+    mean = static_cast<float>(Mean<false>(y, y, args.k));
     Subtract(mean, args.k, y);
   }
   return {mean, static_cast<float>(
-                    1 / __builtin_sqrt(Mean<true>(y, args.k) + p.epsilon))};
+                    1 / __builtin_sqrt(Mean<true>(y, y, args.k) + p.epsilon)),
+          0, 0};
+}
+
+inline void Multiply(const float* __restrict factors, int64_t count,
+                     float* __restrict x) {
+  for (int64_t j = 0; j < count; ++j) x[j] *= factors[j];
+}
+
+// Computes the means of a row's gradient, from `y` of ReadCentered. `d` has
+// memory for the row.
+inline void ReadMeans(const QuantizeArgs& args, int64_t row, const float* y,
+                      float* d, Statistics* out) {
+  const Prologue& p = args.prologue;
+  CopyFloats(p.cotangent, args.x_format, row * args.k, args.k, d);
+  if (p.weight != nullptr) Multiply(p.weight, args.k, d);
+  if (p.function == PrologueFunction::kLayerNorm) {
+    out->mean_d = static_cast<float>(Mean<false>(d, d, args.k));
+  }
+  out->mean_product =
+      static_cast<float>(Mean<true>(d, y, args.k) * out->factor);
 }
 
 // Normalizes `y`, values [column, column + count) of a row without its mean.
 inline void Normalize(const Prologue& p, float factor, int64_t column,
                       int64_t count, float* __restrict y) {
   for (int64_t j = 0; j < count; ++j) y[j] *= factor;
-  if (p.weight != nullptr) {
-    const float* weight = p.weight + column;
-    for (int64_t j = 0; j < count; ++j) y[j] *= weight[j];
-  }
+  if (p.weight != nullptr) Multiply(p.weight + column, count, y);
   if (p.bias != nullptr) AddBias(p.bias + column, count, y);
+}
+
+// Computes `count` values of a norm's gradient from a column of a row on, and the
+// gradients of the weight there.
+inline void ComputeNormGradient(const QuantizeArgs& args,
+                                const Statistics& s, int64_t row,
+                                int64_t column, int64_t count,
+                                float* __restrict y,
+                                float* __restrict of_weight) {
+  const Prologue& p = args.prologue;
+  const int64_t i = row * args.k + column;
+  float h[kQuantizeChunk];
+  CopyFloats(args.x, args.x_format, i, count, h);
+  CopyFloats(p.cotangent, args.x_format, i, count, y);
+  for (int64_t j = 0; j < count; ++j) {
+    h[j] = (h[j] - s.mean) * s.factor;
+    of_weight[j] = y[j] * h[j];
+  }
+  if (p.weight != nullptr) Multiply(p.weight + column, count, y);
+  for (int64_t j = 0; j < count; ++j) {
+    y[j] = s.factor * (y[j] - h[j] * s.mean_product - s.mean_d);
+  }
+  if (p.residual == nullptr) return;
+  CopyFloats(p.residual, args.x_format, i, count, h);
+  AddBias(h, count, y);
 }
 
 // Computes the norm of a row and quantizes it. `y` has memory for the row.

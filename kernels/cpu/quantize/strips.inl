@@ -18,16 +18,26 @@ struct Strip {
 };
 
 // Computes `count` values of the prologue's result from a column of a row on.
-inline void ComputeColumns(const QuantizeArgs& args,
-                           const Statistics& statistics, int64_t row,
-                           int64_t column, int64_t count, float* y) {
+// Returns the values that column sums add: y, or those of `of_weight`.
+inline const float* ComputeColumns(const QuantizeArgs& args,
+                                   const Statistics& statistics, int64_t row,
+                                   int64_t column, int64_t count, float* y,
+                                   float* of_weight) {
   const Prologue& p = args.prologue;
-  if (!p.IsNorm()) return ComputeActivation(args, row, column, count, y);
+  if (!p.IsNorm()) {
+    ComputeActivation(args, row, column, count, y);
+    return y;
+  }
+  if (p.IsNormGradient()) {
+    ComputeNormGradient(args, statistics, row, column, count, y, of_weight);
+    return of_weight;
+  }
   CopyFloats(SummedX(args), args.x_format, row * args.k + column, count, y);
   if (p.function == PrologueFunction::kLayerNorm) {
     Subtract(statistics.mean, count, y);
   }
   Normalize(p, statistics.factor, column, count, y);
+  return y;
 }
 
 // Calls use(tile, source, begin, count) for the chunks of a strip along k.
@@ -104,13 +114,14 @@ struct StripMemory {
 
   int64_t row_floats;
   Scratch scratch;
-  float* slots;            // of each thread: a strip, and a row
+  float* slots;            // of each thread: a strip, and a row, or two
   Statistics* statistics;  // of each row
   uint32_t* maxima;        // of each strip and side
   float* sums;             // of each strip and column
 
   StripMemory(const QuantizeArgs& args, int64_t strips, int threads)
-      : row_floats(RoundUp(args.k, 16)),
+      : row_floats(RoundUp(args.k, 16) *
+                   (args.prologue.IsNormGradient() ? 2 : 1)),
         scratch(static_cast<size_t>(
             4 * threads * (kStripFloats + row_floats) +
             static_cast<int64_t>(sizeof(Statistics)) * args.rows +
@@ -141,22 +152,31 @@ void ForColumns(const QuantizeArgs& args, const StripMemory& memory,
   float* const floats = memory.slot(slot);
   if (is_first && p.IsNorm()) {
     for (int64_t row = first; row < first + rows; ++row) {
-      memory.statistics[row] =
-          ReadCentered(args, row, floats + memory.kStripFloats);
+      float* const y = floats + memory.kStripFloats;
+      Statistics* const statistics = memory.statistics + row;
+      *statistics = ReadCentered(args, row, y);
+      if (!p.IsNormGradient()) continue;
+      ReadMeans(args, row, y, y + memory.row_floats / 2, statistics);
     }
   }
   const auto y = reinterpret_cast<float(*)[kStripColumns]>(floats);
   for (int64_t c = 0; c < args.k; c += kStripColumns) {
     const int columns = static_cast<int>(Min(kStripColumns, args.k - c));
+    float of_weight[kStripColumns];
+    float* const sums = is_first && p.column_sums != nullptr
+                            ? memory.sums + index * args.k + c
+                            : nullptr;
+    if (sums != nullptr) __builtin_memset(sums, 0, columns * sizeof(float));
     for (int r = 0; r < rows; ++r) {
-      const int64_t row = first + r;
-      ComputeColumns(args, memory.statistics[row], row, c, columns, y[r]);
-      if (is_first) Report(p, row * args.k + c, columns, y[r]);
-    }
-    if (is_first && p.column_sums != nullptr) {
-      float* __restrict sums = memory.sums + index * args.k + c;
-      __builtin_memcpy(sums, y[0], columns * sizeof(float));
-      for (int r = 1; r < rows; ++r) AddBias(y[r], columns, sums);
+      const int64_t row = first + r, i = row * args.k + c;
+      const float* const summed = ComputeColumns(
+          args, memory.statistics[row], row, c, columns, y[r], of_weight);
+      if (!is_first) continue;
+      Report(p, i, columns, y[r]);
+      if (p.IsNormGradient()) {
+        StoreFloats(y[r], columns, args.x_format, p.sum, i);
+      }
+      if (sums != nullptr) AddBias(summed, columns, sums);
     }
     use(Strip{first, c, rows, columns, y});
   }

@@ -50,6 +50,10 @@ class Case:
   gradient: int = 0
 
   @property
+  def is_norm_gradient(self) -> bool:
+    return self.function <= LAYER_NORM and self.gradient > 0
+
+  @property
   def columns(self) -> int:
     """Columns of the result."""
     return self.shape[1] * (2 if self.gradient and self.halves else 1)
@@ -88,7 +92,12 @@ CASES = (
   Case(ONLY_RELU, NONE, BF16, "mxfp8", (70, 1056), gradient=OF_X),
   Case(ONLY_EXACT_GELU, NONE, F16, "mxfp8", (70, 1056), ("bias",)),
   Case(ONLY_EXACT_GELU, NONE, F32, "nvfp4", (9, 1040), gradient=OF_X),
-)
+  Case(RMS_NORM, NONE, BF16, "mxfp8", (9, 1056), ("weight", "residual"),
+       gradient=OF_X),
+  Case(RMS_NORM, NONE, F32, "nvfp4", (9, 48), gradient=OF_X),
+  Case(LAYER_NORM, NONE, F16, "mxfp4", (70, 96), ("weight",), gradient=OF_X),
+  Case(LAYER_NORM, NONE, F32, "mxfp8", (9, 1056), ("residual",), gradient=OF_X),
+)  # fmt: skip
 
 
 def inputs(case: Case) -> dict[str, np.ndarray]:
@@ -126,6 +135,8 @@ def reference(
   cotangent=None,
 ):
   """Returns the sum, the result in f64, and a bound of the f32 error."""
+  if case.is_norm_gradient:
+    return None, *norm_gradient(case, x, weight, residual, cotangent)[:2]
   total = x
   if residual is not None:
     total = x.astype(np.float32) + residual.astype(np.float32)
@@ -177,6 +188,28 @@ def reference(
   # A rounding of the argument multiplies the exponential by e^(2^-24 argument).
   ulps = ulps + 2 * roundings * np.abs(argument)
   return total, y, ulps * spacing(y) + TINY * np.abs(up)
+
+
+def norm_gradient(case: Case, x, weight, residual, cotangent):
+  """Returns the gradient in f64, a bound of its error, and those of weights.
+
+  The last two are the gradients of the weight for each row, and a bound.
+  """
+  x, given = x.astype(np.float64), cotangent.astype(np.float64)
+  mean = lambda v: v.mean(-1, keepdims=True)
+  lost = np.zeros((len(x), 1))
+  if case.function == LAYER_NORM:
+    lost = np.abs(mean(x))
+    x = x - mean(x)
+  factor = 1 / np.sqrt(mean(x * x) + case.epsilon)
+  h, d = x * factor, given * (1 if weight is None else weight)
+  of_mean = mean(d) if case.function == LAYER_NORM else 0
+  residual = 0 if residual is None else residual.astype(np.float64)
+  y = factor * (d - h * mean(d * h) - of_mean) + residual
+  size = np.abs(h) + lost * factor  # the rounding of a mean is not relative
+  sizes = np.abs(d) + size * mean(np.abs(d) * size) + np.abs(of_mean)
+  bound = 2 * ULPS * 2.0**-24 * (factor * sizes + np.abs(residual))
+  return y, bound, given * h, 2 * ULPS * 2.0**-24 * np.abs(given) * size
 
 
 def gradients(case: Case, gate, up, cotangent):
@@ -275,7 +308,8 @@ class PrologueTest(parameterized.TestCase):
       self.assertTrue(np.all(same | (error <= bound)), np.nanmax(error / bound))
       self.assertFalse(np.isnan(y).all())
       self.assertEqual(amax, np.abs(y[np.isfinite(y)]).max())
-      if "residual" in given:
+      if sums:
+        total = y.astype(case.dtype) if case.is_norm_gradient else total
         np.testing.assert_array_equal(
           *(v.astype("f4") for v in (sums[0], total))
         )
@@ -344,14 +378,28 @@ class PrologueTest(parameterized.TestCase):
         padded=160 if case.halves else None,
         **options,
       )
-      if "residual" in given:
+      if case.is_norm_gradient:
+        want = y.astype(case.dtype)
+      elif "residual" in given:
+        want = reference(case, **given)[0]
+      else:
+        want = None
+      if want is not None:
         total = sides.pop()
-        np.testing.assert_array_equal(
-          total.astype("f4"), reference(case, **given)[0].astype("f4")
-        )
+        np.testing.assert_array_equal(total.astype("f4"), want.astype("f4"))
       np.testing.assert_array_equal(y, expected)
       self.assertEqual(amax, expected_amax)
-      np.testing.assert_array_equal(sums[:, 0], column_sums(y, entries=2))
+      if case.is_norm_gradient:
+        rest = {"weight": None, "residual": None}
+        with np.errstate(all="ignore"):
+          *_, rows, bound = norm_gradient(case, **rest | given)
+        # Rows of the first entry have a NaN. 64 additions are rounded.
+        bound = bound + 64 * 2.0**-24 * np.abs(rows)
+        error = np.abs(sums[1, 0] - rows[70:].sum(0))
+        self.assertTrue(np.all(error <= bound[70:].sum(0)))
+        self.assertTrue(np.isnan(sums[0]).all())
+      else:
+        np.testing.assert_array_equal(sums[:, 0], column_sums(y, entries=2))
       columns = y.reshape(2, 70, k).transpose(0, 2, 1)
       width = testing.one_a_byte(sides[-3], case.format).shape[-1] - 70
       columns = np.pad(columns, ((0, 0), (0, 0), (0, width)))
@@ -400,11 +448,16 @@ class PrologueTest(parameterized.TestCase):
     ("function", {"function": 11}, "prologue must be"),
     ("halves", {"halves": 1}, "halves must be"),
     ("halves_of_silu", {"function": 7, "halves": 1}, "for a gated act.*got 1"),
-    ("gradient_of_norm", {"gradient": 1}, "gradient must be"),
+    ("gradient_of_norm", {"gradient": 2}, "gradient must be"),
+    ("no_gradient_of_norm", {"gradient": 1, "cotangent": np.ones((2, 32), "f4"),
+                             "results": [((), "f4")]}, "the sum must have"),
+    ("norm_gradient_bias", {"gradient": 1, "bias": np.ones(32, "f4"),
+                            "cotangent": np.ones((2, 32), "f4")},
+     "bias must be"),
     ("gradient", {"function": 3, "gradient": 3}, "gradient must be"),
     ("gradient_of_half", {"function": 3, "halves": 1, "gradient": 2},
      "gradient must be .* without halves, 2"),
-    ("gradient_of_up", {"function": 7, "gradient": 2}, "if it is gated"),
+    ("gradient_of_up", {"function": 7, "gradient": 2}, "for a gated act"),
     ("no_cotangent", {"function": 3, "halves": 1, "gradient": 1},
      "the cotangent of a gradient"),
     ("cotangent", {"function": 3, "halves": 1, "gradient": 1,

@@ -428,9 +428,9 @@ def prologue(
   """Calls jaxplugin_quantize with a prologue.
 
   Returns values, scale and the global scale of each side, the sum if there is a
-  residual, amax, the prologue's result, and its column sums if there are
-  `entries`. `results` replaces the types of the last ones. `padded` is the size
-  of a run with its padding.
+  residual or the gradient of a norm, amax, the prologue's result, and its
+  column sums if there are `entries`. `results` replaces the types of the last
+  ones. `padded` is the size of a run with its padding.
   """
   merges = halves and not options.get("gradient")
   rows, k = x.shape[0], x.shape[1] // (2 if merges else 1)
@@ -440,7 +440,9 @@ def prologue(
     block = FORMATS[QUANTIZED[format]][2]
     padded = -(-run // block) * block if padded is None else padded
     sides += _quantized(rows // run * k, padded, format)
-  sums = [] if residual is None else [jax.ShapeDtypeStruct(x.shape, x.dtype)]
+  is_norm_gradient = function < 3 and options.get("gradient", 0) > 0
+  returns_sum = residual is not None or is_norm_gradient
+  sums = [jax.ShapeDtypeStruct(x.shape, x.dtype)] * returns_sum
   f32 = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
   last = results or (*sums, f32(), f32(rows, k))
   last = (*last, *([f32(entries, 1, k)] if entries else []))

@@ -41,6 +41,7 @@ def finite_amax(
   other,
   weight,
   bias,
+  cotangent,
   maxima,
   PROGRAMS: tl.constexpr,
   TILES: tl.constexpr,
@@ -67,7 +68,7 @@ def finite_amax(
   largest = tl.zeros((block_m, block_k // vec_size), tl.int32)
   if QUANTIZED_T is not None:
     largest_t = tl.zeros((block_k, block_m // vec_size), tl.int32)
-  operands = (x, other, weight, bias, None)
+  operands = (x, other, weight, bias, cotangent, None)
   for start in range(0, TILES, PROGRAMS):
     tile = _tile(operands, start, TILES, TILE, QUANTIZED)
     largest = tl.maximum(largest, _finite_amax(tile, QUANTIZED))
@@ -112,7 +113,7 @@ def _tile(
   number = tl.minimum(tl.program_id(0).to(tl.int64) + start, TILES - 1)
   place = tiles.of_number(number, TILE.rows, TILE)
   if QUANTIZED.has_prologue:
-    tile = prologues.load(operands, place, TILE, QUANTIZED)
+    tile, _ = prologues.load(operands, place, TILE, QUANTIZED)
   else:
     tile = tiles.load(operands[0], place, TILE)
   return tile

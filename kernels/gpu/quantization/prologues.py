@@ -63,37 +63,94 @@ _USUAL_LEAST = tl.constexpr(127 - 40)
 _USUAL_MOST = tl.constexpr(127 + 40)
 _MOST_EXPONENT = tl.constexpr(253)
 _STATISTICS = tl.constexpr(quantize_config.STATISTICS)
+_OF_GRADIENT = tl.constexpr(quantize_config.STATISTICS_OF_GRADIENT)
 
 
 @triton.jit
 def load(operands, place, TILE: tl.constexpr, QUANTIZED: tl.constexpr):
   """Loads a tile and computes the prologue; zeros are outside of its sizes.
 
+  Returns:
+    The tile, and the values whose columns are summed: the same, or for the
+    gradient of a norm the gradients of its weight.
+
   Args:
-    operands: pointers (x, other, weight, bias, total).
+    operands: pointers (x, other, weight, bias, cotangent, total).
       x: f32, bf16 or f16; rows or columns are features, and halves have twice
         as many.
       other: `up` or `residual`, as x; or the result of `norm_statistics`, of x
         without a residual.
-      weight, bias: f32; see `jaxplugin/quantization/prologues.py`. A gradient
-        has the cotangent in place of a weight.
-      total: as x, receives x + residual; None to store no sum.
+      weight, bias: f32; see `jaxplugin/quantization/prologues.py`. The gradient
+        of a norm has the result of `norm_gradient_statistics` as its bias.
+      cotangent: of a gradient, as the function's result.
+      total: as x, receives x + residual or the gradient of a norm; None to
+        store neither.
     place: see `tiles.of_program`.
     TILE: a `quantize_config.Tile` with the sizes of what is quantized.
   """
   _, _, inside = tiles.positions(place, TILE)
-  if QUANTIZED.prologue.is_norm:
+  if QUANTIZED.prologue.is_norm_gradient:
+    tile, summed = _gradient_of_norm(operands, place, inside, TILE, QUANTIZED)
+  elif QUANTIZED.prologue.is_norm:
     tile = _normalized(operands, place, inside, TILE, QUANTIZED)
   elif QUANTIZED.prologue.gradient is not None:
     tile = _gradient_of_tile(operands, place, TILE, QUANTIZED)
   else:
-    x, up, _, bias, _ = operands
+    x, up, _, bias, _, _ = operands
     gate, up = _gate_and_up(x, up, place, TILE, QUANTIZED)
     gate, up = _with_biases(gate, up, bias, place, TILE, QUANTIZED)
     tile = _activated(gate, up, QUANTIZED)
   if QUANTIZED.prologue.is_norm or QUANTIZED.prologue.has_bias:
     tile = tl.where(inside, tile, 0.0)  # zeros have other results
-  return tile
+  if not QUANTIZED.prologue.is_norm_gradient:
+    summed = tile
+  return tile, summed
+
+
+@triton.jit
+def norm_gradient_statistics(
+  x,
+  weight,
+  cotangent,
+  statistics,
+  TILE: tl.constexpr,
+  QUANTIZED: tl.constexpr,
+):
+  """Stores the statistics of each row for the gradient of a norm.
+
+  Grid and masks are those of `norm_statistics`. A program keeps whole rows in
+  registers.
+
+  Args:
+    x, cotangent: f32, bf16 or f16[1, rows, features].
+    weight: f32[features], if the prologue has one; else not read.
+    statistics: f32[rows, 5], those of `norm_statistics`; and the means of d,
+      the cotangent times the weight (of layer_norm), and of d times the
+      normalized row.
+    TILE: a `quantize_config.Tile` whose columns are features.
+  """
+  tl.static_assert(TILE.is_row_major and TILE.columns <= TILE.block_k)
+  place = tiles.of_program(TILE)
+  row, _, inside = tiles.positions(place, TILE)
+  tile = tiles.load_runs(x, place, TILE).to(tl.float32)
+  mean, factor, inverse = _statistics(
+    tile, inside, (x, x, None), place, TILE, QUANTIZED
+  )
+  tile = _centered(tile, mean[:, None], inside, QUANTIZED)
+  tile = tile * factor[:, None] * inverse[:, None]
+  d = tiles.load_runs(cotangent, place, TILE).to(tl.float32)
+  if QUANTIZED.prologue.has_weight:
+    d = d * _load_features(weight, 1, place, TILE)[None, :]
+  count = TILE.columns * 1.0
+  mask = row < TILE.rows
+  stored = statistics + row * _OF_GRADIENT
+  tl.store(stored, mean, mask=mask)
+  tl.store(stored + 1, factor, mask=mask)
+  tl.store(stored + 2, inverse, mask=mask)
+  if QUANTIZED.prologue.function == "layer_norm":
+    tl.store(stored + 3, tl.div_rn(tl.sum(d, axis=1), count), mask=mask)
+  products = tl.sum(d * tile, axis=1)
+  tl.store(stored + 4, tl.div_rn(products, count), mask=mask)
 
 
 @triton.jit
@@ -138,19 +195,18 @@ def _normalized(
   operands, place, inside, TILE: tl.constexpr, QUANTIZED: tl.constexpr
 ):
   """Loads a tile and computes a norm."""
-  x, other, weight, bias, total = operands
+  x, other, weight, bias, _, total = operands
   tile = _sum_with_residual((x, other, total), place, TILE, QUANTIZED)
   if QUANTIZED.prologue.has_statistics:
-    mean, factor, inverse = _load_statistics(other, place, TILE)
+    mean = _statistic(other, 0, _STATISTICS, place, TILE)
+    factor = _statistic(other, 1, _STATISTICS, place, TILE)
+    inverse = _statistic(other, 2, _STATISTICS, place, TILE)
   else:
     tl.static_assert(TILE.is_row_major and TILE.columns <= TILE.block_k)
     mean, factor, inverse = _statistics(
       tile, inside, (x, other, total), place, TILE, QUANTIZED
     )
-  if TILE.is_row_major:
     mean, factor, inverse = mean[:, None], factor[:, None], inverse[:, None]
-  else:
-    mean, factor, inverse = mean[None, :], factor[None, :], inverse[None, :]
   tile = _centered(tile, mean, inside, QUANTIZED) * factor * inverse
   if QUANTIZED.prologue.has_weight:
     weights = _load_features(weight, 1, place, TILE)
@@ -162,18 +218,58 @@ def _normalized(
 
 
 @triton.jit
-def _load_statistics(statistics, place, TILE: tl.constexpr):
-  """Loads what `norm_statistics` stored for rows of a matrix of a batch."""
+def _gradient_of_norm(
+  operands, place, inside, TILE: tl.constexpr, QUANTIZED: tl.constexpr
+):
+  """Loads a tile, and returns the gradients of a norm and of its weight."""
+  x, residual, weight, statistics, cotangent, total = operands
+  tile = tiles.load_runs(x, place, TILE).to(tl.float32)
+  given = tiles.load_runs(cotangent, place, TILE).to(tl.float32)
+  mean = _statistic(statistics, 0, _OF_GRADIENT, place, TILE)
+  factor = _statistic(statistics, 1, _OF_GRADIENT, place, TILE)
+  inverse = _statistic(statistics, 2, _OF_GRADIENT, place, TILE)
+  tile = _centered(tile, mean, inside, QUANTIZED) * factor * inverse
+  d = given
+  if QUANTIZED.prologue.has_weight:
+    d = d * _of_features(_load_features(weight, 1, place, TILE), TILE)
+  change = d - tile * _statistic(statistics, 4, _OF_GRADIENT, place, TILE)
+  if QUANTIZED.prologue.function == "layer_norm":
+    change = change - _statistic(statistics, 3, _OF_GRADIENT, place, TILE)
+  gradient = factor * inverse * change
+  if QUANTIZED.prologue.has_residual:
+    gradient += tiles.load_runs(residual, place, TILE).to(tl.float32)
+  if total is not None:
+    row, column, _ = tiles.positions(place, TILE)
+    pointers = total + place[0] * TILE.strides[0]
+    pointers += row[:, None] * TILE.strides[1]
+    pointers += column[None, :] * TILE.strides[2]
+    tl.store(pointers, gradient.to(total.dtype.element_ty), mask=inside)
+  return gradient, given * tile
+
+
+@triton.jit
+def _of_rows(x, TILE: tl.constexpr):
+  """Adds the dimension of features to numbers of a tile's rows."""
+  return x[:, None] if TILE.is_row_major else x[None, :]
+
+
+@triton.jit
+def _statistic(
+  statistics,
+  NUMBER: tl.constexpr,
+  COUNT: tl.constexpr,
+  place,
+  TILE: tl.constexpr,
+):
+  """Loads one of COUNT numbers that are stored for each row of a matrix."""
   row, column, _ = tiles.positions(place, TILE)
   if TILE.is_row_major:
     mask = row < TILE.rows
-    stored = statistics + (place[0] * TILE.rows + row) * _STATISTICS
+    stored = statistics + (place[0] * TILE.rows + row) * COUNT
   else:
     mask = column < TILE.columns
-    stored = statistics + (place[0] * TILE.columns + column) * _STATISTICS
-  mean = tl.load(stored, mask=mask, other=0.0)
-  factor = tl.load(stored + 1, mask=mask, other=0.0)
-  return mean, factor, tl.load(stored + 2, mask=mask, other=0.0)
+    stored = statistics + (place[0] * TILE.columns + column) * COUNT
+  return _of_rows(tl.load(stored + NUMBER, mask=mask, other=0.0), TILE)
 
 
 @triton.jit
@@ -349,7 +445,7 @@ def _gradient_of_tile(
   With halves, x has all gates of a row before all factors. A tile has only
   gradients of gates, or only those of factors. Their numbers are the same.
   """
-  x, up, cotangent, bias, _ = operands
+  x, up, _, bias, cotangent, _ = operands
   is_up = QUANTIZED.prologue.gradient == "up"
   if QUANTIZED.prologue.gradient_of_halves:
     batch, row_start, column_start = place

@@ -6,7 +6,7 @@
   quantize_both          along both axes of a matrix, from one read
 
 `global_scales` has the kernels that compute NVFP4's global scale, and
-`prologues` the kernel that computes the statistics of a norm's rows.
+`prologues` the kernels that compute the statistics of a norm's rows.
 
 Results have the bits of `jp.quantize`, which documents rounding, saturation,
 NaN and zero blocks. Options of training recipes are computed in registers: the
@@ -134,6 +134,7 @@ def quantize(
   other,
   weight,
   bias,
+  cotangent,
   computed_scale,
   values,
   scale,
@@ -153,13 +154,14 @@ def quantize(
       Other formats use neither this pointer nor `computed_scale`.
     key: uint32[2], of threefry2x32, for random rounding; uint32[4] for a part
       of an array, see `threefry.first_place`. Otherwise it is not read.
-    other, weight, bias: operands of a prologue, see `prologues.load`.
+    other, weight, bias, cotangent: operands of a prologue, see
+      `prologues.load`.
     computed_scale: f32[1], receives a global scale that is computed.
     values: uint8[batch, rows, k], or uint8[batch, rows, k / 2] for FP4. If
       QUANTIZED pads values, zeros follow up to whole scale tiles of rows.
     scale: uint8[batch, rows, k / block size] if linear. If swizzled, the bytes
       of `swizzle_scale` for each batch, with their padding.
-    total: x + residual, as x; not written without a residual.
+    total: as x, `prologues.load` may write it; None to write nothing.
     amax: f32[programs], for each program the largest finite magnitude of the
       prologue's result; None to store none. Not written with sums.
     sums: f32[tiles, features], for each tile of the other dimension the sums of
@@ -171,12 +173,13 @@ def quantize(
   tl.static_assert(TILE.block_k % QUANTIZED.format.block_size == 0)
   place = tiles.of_program(TILE)
   if QUANTIZED.has_prologue:
-    operands = (x, other, weight, bias, total)
-    tile = prologues.load(operands, place, TILE, QUANTIZED)
+    operands = (x, other, weight, bias, cotangent, total)
+    tile, summed = prologues.load(operands, place, TILE, QUANTIZED)
   else:
     tile = tiles.load_runs(x, place, TILE)
+    summed = tile
   if sums is not None:
-    tiles.store_sums(tile, sums, place, TILE)
+    tiles.store_sums(summed, sums, place, TILE)
   elif amax is not None:
     global_scales.store_amax(global_scales.largest_finite(tile, True), amax)
   inputs = (global_scale, computed_scale, key)
@@ -220,12 +223,14 @@ def quantize_both(
   other,
   weight,
   bias,
+  cotangent,
   computed_scale,
   computed_scale_t,
   values,
   scale,
   values_t,
   scale_t,
+  total,
   amax,
   sums,
   TILE: tl.constexpr,
@@ -244,12 +249,12 @@ def quantize_both(
       columns. A NaN or an Inf removes different blocks from each, so they may
       differ.
     key, key_t, computed_scale, computed_scale_t: as for `quantize`.
-    other, weight, bias: as for `quantize`.
+    other, weight, bias, cotangent: as for `quantize`.
     values, scale: blocked along columns, uint8[batch, rows, k]; FP4 has k / 2
       bytes, and the scale k / block size.
     values_t, scale_t: the same for columns, blocked along rows: uint8[batch,
       columns, k_t], or uint8[batch, k_t, columns] by their strides.
-    amax, sums: as for `quantize`.
+    total, amax, sums: as for `quantize`.
     TILE: as for `quantize`.
     QUANTIZED, QUANTIZED_T: as for `quantize`; rows of `values_t` and `scale_t`
       are columns of x. Both have the same format, and may have different
@@ -261,12 +266,13 @@ def quantize_both(
   tl.static_assert(QUANTIZED.k >= TILE.columns and QUANTIZED_T.k >= TILE.rows)
   place = tiles.of_program(TILE)
   if QUANTIZED.has_prologue:
-    operands = (x, other, weight, bias, None)
-    tile = prologues.load(operands, place, TILE, QUANTIZED)
+    operands = (x, other, weight, bias, cotangent, total)
+    tile, summed = prologues.load(operands, place, TILE, QUANTIZED)
   else:
     tile = tiles.load(x, place, TILE)
+    summed = tile
   if sums is not None:
-    tiles.store_sums(tile, sums, place, TILE)
+    tiles.store_sums(summed, sums, place, TILE)
   elif amax is not None:
     global_scales.store_amax(global_scales.largest_finite(tile, True), amax)
   inputs = (global_scale, computed_scale, key)
@@ -290,4 +296,5 @@ KERNELS: Final = {
   "global_scale_of_few": global_scales.global_scale_of_few,
   "finite_amax": global_scales.finite_amax,
   "norm_statistics": prologues.norm_statistics,
+  "norm_gradient_statistics": prologues.norm_gradient_statistics,
 }

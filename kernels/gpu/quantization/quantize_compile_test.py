@@ -198,12 +198,20 @@ class InstructionsTest(parameterized.TestCase):
     self.assertEqual((compiled.spill_bytes, values), (0, 32))
 
   @parameterized.product(
-    architecture=("sm_80", "sm_90", "sm_100"), k=(4096, 16384, 20480)
+    architecture=("sm_80", "sm_90", "sm_100"),
+    k=(4096, 16384, 20480),
+    gradient=(None, "x"),
   )
-  def test_norms_along_two_axes_stay_in_registers(self, architecture, k):
+  def test_norms_along_two_axes_stay_in_registers(
+    self, architecture, k, gradient
+  ):
+    operands = ("weight", "residual", "cotangent" if gradient else "bias")
     prologue = prologues.Prologue(
-      function="layer_norm", operands=("weight", "bias", "residual")
+      function="layer_norm",
+      operands=tuple(n for n in prologues.OPERANDS if n in operands),
+      gradient=gradient,
     )
+    statistics = f"norm_{'gradient_' if gradient else ''}statistics"
     matrices = quantize_config.Matrices(
       batch=1,
       rows=ROWS,
@@ -219,8 +227,11 @@ class InstructionsTest(parameterized.TestCase):
     target = architectures.by_name(architecture)
     launches = quantize_plans.plan(matrices, target)
     names = [launch.kernel for launch in launches]
-    self.assertEqual(names, ["norm_statistics", "finite_amax", "quantize_both"])
-    dtypes = dict.fromkeys(("x", "residual", "total"), "bfloat16")
+    self.assertEqual(names, [statistics, "finite_amax", "quantize_both"])
+    if gradient and k > 16384:
+      return  # The Triton backend leaves such rows to XLA.
+    of_x = ("x", "residual", "total", "cotangent")
+    dtypes = dict.fromkeys(of_x, "bfloat16")
     dtypes |= dict.fromkeys(("weight", "bias", "statistics"), "float32")
     dtypes["maxima"] = "uint32"
     for launch in launches:

@@ -22,8 +22,9 @@ _FEW_TILES: Final = 2
 _MAX_WARPS: Final = 16
 # Features of a longer row that are in registers, with as many partial sums.
 _LONG_ROW_TILE: Final = 1 << 12
-# Numbers that `norm_statistics` stores for each row.
+# Numbers that `norm_statistics` and `norm_gradient_statistics` store for a row.
 STATISTICS: Final = 3
+STATISTICS_OF_GRADIENT: Final = 5
 
 # Whether a global scale divides x: not, one that is given, or one that is
 # computed: of largest magnitudes that a launch before found, or of given ones.
@@ -473,7 +474,16 @@ def needs_statistics(
     return False
   if not isinstance(x, Rows) or not x.k_is_minor:
     return True
+  if x.prologue.is_norm_gradient:
+    return True
   return default_config(x, architecture).num_warps > _MAX_WARPS
+
+
+def holds_rows(
+  x: Rows | Matrices, architecture: architectures.Architecture
+) -> bool:
+  """Returns whether a program can keep a row that a norm reads."""
+  return default_config(x.as_norm, architecture).num_warps <= _MAX_WARPS
 
 
 def config_of_statistics(

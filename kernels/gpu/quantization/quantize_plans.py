@@ -175,17 +175,23 @@ def _statistics_launch(
     "TILE": quantize_config.tile_of(rows, config, (rows.rows, 1)),
     "QUANTIZED": quantize_config.measured(rows, rows.options),
   }
-  shape = rows.rows, quantize_config.STATISTICS
+  operands, is_gradient = _operands(prologue), prologue.is_norm_gradient
+  count = quantize_config.STATISTICS
+  kernel, inputs = "norm_statistics", ("x", operands[0])
+  if is_gradient:
+    count = quantize_config.STATISTICS_OF_GRADIENT
+    kernel, inputs = "norm_gradient_statistics", ("x", *operands[1::2])
+  shape = rows.rows, count
   outputs = [launching.Output("statistics", shape, "float32")]
-  if prologue.has_residual:
+  if prologue.has_residual and not is_gradient:
     shape = rows.rows, rows.k
     outputs.append(launching.Output("total", shape, rows.dtype))
-  else:
+  elif not is_gradient:
     constants["total"] = None
   launch = launching.Launch(
-    kernel="norm_statistics",
-    name=f"{prologue.function}_statistics_{_tile_name(config)}",
-    inputs=("x", _operands(prologue)[0]),
+    kernel=kernel,
+    name=f"{_function(prologue)}statistics_{_tile_name(config)}",
+    inputs=inputs,
     outputs=tuple(outputs),
     constexprs=tuple(constants.items()),
     grid=quantize_config.num_tiles(config, 1, rows.rows, 1),
@@ -274,10 +280,9 @@ def quantize_launch(
       launching.Output(f"values{name}", result.values, "uint8"),
       launching.Output(f"scale{name}", result.scale, "uint8"),
     )
-  if isinstance(x, Rows):
-    total = _total(x)
-    arrays += total
-    constants |= {} if total else {"total": None}
+  total = _total(x)
+  arrays += total
+  constants |= {} if total else {"total": None}
   not_computed, computed = _global_scales(len(results), num_maxima)
   grid = quantize_config.num_tiles(config, x.batch, *covered)
   amax, constant = _amax_and_sums(x, config, covered)
@@ -351,14 +356,17 @@ def _results_of_matrices(
   return tuple(results)
 
 
-def _total(x: Rows) -> list[launching.Output]:
-  """Returns the output x + residual of a kernel that has the argument."""
+def _total(x: Rows | Matrices) -> list[launching.Output]:
+  """Returns the output like x of a kernel that has the argument."""
   if x.prologue is None or not (
-    x.prologue.has_residual or x.returns_amax or x.sums_columns
+    x.prologue.returns_sum or x.returns_amax or x.sums_columns
   ):
     return []
-  total = launching.Output("total", x.layout(x.k)[0], x.dtype)
-  if not x.prologue.has_residual:  # The kernel does not write it.
+  shape = (
+    x.layout(x.k)[0] if isinstance(x, Rows) else (x.batch, x.rows, x.columns)
+  )
+  total = launching.Output("total", shape, x.dtype)
+  if not x.prologue.returns_sum:  # The kernel does not write it.
     total = total._replace(name="no_total", shape=(1,))
   return [total]
 
@@ -366,11 +374,10 @@ def _total(x: Rows) -> list[launching.Output]:
 def _operands(prologue: prologues.Prologue | None) -> list[str]:
   """Returns a prologue's operands, or placeholders, for `prologues.load`."""
   given = () if prologue is None else prologue.operands
-  groups = (
-    ("up", "residual", "statistics"),
-    ("weight", "cotangent"),
-    ("bias",),
-  )
+  groups = [("up", "residual", "statistics"), ("weight",), ("bias",)]
+  if prologue is not None and prologue.is_norm_gradient:
+    groups = [("residual",), ("weight",), ("statistics",)]
+  groups.append(("cotangent",))
   return [
     next((name for name in group if name in given), "x") for group in groups
   ]
@@ -378,12 +385,14 @@ def _operands(prologue: prologues.Prologue | None) -> list[str]:
 
 def _name(x: Rows | Matrices) -> str:
   """Returns the function of x and the format, for names in profiles."""
-  function = ""
-  if x.prologue is not None:
-    gradient = "gradient_" if x.prologue.gradient else ""
-    function = f"{x.prologue.function}_{gradient}"
+  function = "" if x.prologue is None else _function(x.prologue)
   results = "_amax" * x.returns_amax + "_sums" * x.sums_columns
   return f"{function}{x.format}{results}"
+
+
+def _function(prologue: prologues.Prologue) -> str:
+  """Returns the first part of a kernel's name."""
+  return f"{prologue.function}_{'gradient_' if prologue.gradient else ''}"
 
 
 def _amax_and_sums(

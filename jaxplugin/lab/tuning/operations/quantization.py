@@ -190,7 +190,7 @@ def _build_produced(
 def _compute(
   problem: problems.QuantizationProblem, arrays: dict[str, Any]
 ) -> list[jax.Array]:
-  (quantized,), _, total = quantize_primitive.produce(
+  (quantized,), *_, total = quantize_primitive.produce(
     arrays["x"],
     arrays.get("global_scale"),
     blockings=problem.blockings,
