@@ -160,7 +160,8 @@ def _computed(
     x = (_f32(x) + _f32(_alike(residual, x))).astype(x.dtype)
     # XLA:GPU would compute the norm of the sum before it is rounded.
     x = jax.lax.optimization_barrier(x)
-  y, _ = _standardized(prologue, x)
+  y, _, _, inverse = _standardized(prologue, x)
+  y = y * inverse
   if (weight := more.get("weight")) is not None:
     y = y * _alike(weight, y)
   if (bias := more.get("bias")) is not None:
@@ -174,31 +175,57 @@ def _mean(values: jax.Array) -> jax.Array:
 
 def _standardized(
   prologue: Prologue, x: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Returns the rows of a norm without its weight, and their factor."""
-  y = _f32(x)
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+  """Returns rows whose squares f32 holds, and numbers of each row.
+
+  The numbers are the mean, which is subtracted, a factor by which the rows are
+  multiplied, and the inverse of the root of their mean square.
+  """
+  y, mean = _f32(x), None
   if prologue.function == "layer_norm":
-    y = y - _mean(y)
+    mean = _mean(y)
+    y = y - mean
   y, epsilon, factor = _in_range(y, prologue.epsilon)
-  inverse = jax.lax.rsqrt(_mean(y * y) + epsilon)
-  return y * inverse, factor * inverse
+  mean = jnp.zeros_like(factor) if mean is None else mean
+  return y, mean, factor, jax.lax.rsqrt(_mean(y * y) + epsilon)
 
 
 def _gradient_of_norm(
   prologue: Prologue, x: jax.Array, more: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the gradient of a norm, and each row's gradient of the weight."""
-  y, factor = _standardized(prologue, x)
-  cotangent = d = _alike(_f32(more["cotangent"]), y)
-  if (weight := more.get("weight")) is not None:
-    d = cotangent * _alike(weight, y)
-  change = d - y * _mean(d * y)
-  if prologue.function == "layer_norm":
-    change = change - _mean(d)
-  result = factor * change
+  h, d, (_, factor, inverse, of_d, of_products) = _rows_of_gradient(
+    prologue, x, more
+  )
+  result = factor * inverse * (d - h * of_products - of_d)
   if (residual := more.get("residual")) is not None:
-    result = result + _alike(_f32(residual), y)
-  return result, cotangent * y
+    result = result + _alike(_f32(residual), h)
+  return result, _alike(_f32(more["cotangent"]), h) * h
+
+
+def gradient_statistics(
+  prologue: Prologue, x: jax.Array, more: Mapping[str, jax.Array]
+) -> jax.Array:
+  """Returns f32[..., 5]: numbers of each row for the gradient of a norm.
+
+  They are those of `_standardized`, and the means of d and of d * h.
+  """
+  _, _, numbers = _rows_of_gradient(prologue, x, more)
+  return jnp.concatenate(numbers, axis=-1)
+
+
+def _rows_of_gradient(
+  prologue: Prologue, x: jax.Array, more: Mapping[str, jax.Array]
+) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+  """Returns normalized rows h, d, and the numbers of each row."""
+  y, mean, factor, inverse = _standardized(prologue, x)
+  d = _alike(_f32(more["cotangent"]), y)
+  if (weight := more.get("weight")) is not None:
+    d = d * _alike(weight, y)
+  of_d = _mean(d) if prologue.function == "layer_norm" else mean
+  # One pass over y computes both sums.
+  of_products = _mean(d * y) * inverse
+  return y * inverse, d, [mean, factor, inverse, of_d, of_products]
 
 
 def _in_range(

@@ -151,6 +151,19 @@ def summed(prologue, x, more):
   return np.asarray(more["cotangent"]).astype(np.float64) * h
 
 
+def statistics(prologue, arrays):
+  """Returns f32[rows, 5], as `prologues.gradient_statistics`."""
+  x = np.asarray(arrays["x"]).astype(np.float64)
+  h, inverse = _standardized(prologue, x)
+  d = np.asarray(arrays["cotangent"]).astype(np.float64)
+  d = d * arrays.get("weight", 1)
+  mean = lambda a: a.mean(-1, keepdims=True)
+  is_centered = prologue.function == "layer_norm"
+  means = [mean(a) * is_centered for a in (x, d)]
+  numbers = [means[0], np.ones_like(inverse), inverse, means[1], mean(d * h)]
+  return np.concatenate(numbers, -1).reshape(-1, 5).astype(np.float32)
+
+
 def _activated(p, gate, up):
   """Returns an activation in f64, or of complex numbers."""
   if p.function == "swigluoai":
@@ -326,11 +339,9 @@ def kernel_cases():
          column_sums=1),
     case("both_silu_and_mul_gradient_nvfp4_sums", of_halves, both, nvfp4, 0.02,
          column_sums=0),
-    case("both_rms_norm_gradient_mxfp8_sums", of_norm, both, column_sums=0,
-         others=("rms_norm_gradient_statistics",)),
+    case("both_rms_norm_gradient_mxfp8_sums", of_norm, both, column_sums=0),
     case("both_layer_norm_gradient_nvfp4", of_layer_norm, both, nvfp4,
-         others=("layer_norm_gradient_statistics", "finite_amax_both")),
-    case("rms_norm_gradient_mxfp8_sums", of_norm, along(1), column_sums=1,
-         others=("rms_norm_gradient_statistics",)),
+         others=("finite_amax_both",)),
+    case("rms_norm_gradient_mxfp8_sums", of_norm, along(1), column_sums=1),
   )
   # fmt: on

@@ -7,7 +7,8 @@ The kernels write values and scale from one read of x, also along two axes if
 Their bits are the same as those of XLA ops. They also compute a prologue in the
 same pass, whose f32 result may differ from that of XLA ops in its last bits.
 A pass before computes the statistics of a norm's rows unless tiles have whole
-rows.
+rows. XLA ops compute those of a norm's gradient, because XLA fuses them with
+what computes the cotangent.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from jax import lax
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions, formats, targets
 from jaxplugin.operation import choice, triton_launches
-from jaxplugin.quantization import operations, problems
+from jaxplugin.quantization import operations, problems, prologues
 from jaxplugin.quantization.backends import triton_shapes
 from jaxplugin.runtime import triton_library
 
@@ -111,6 +112,9 @@ def quantize(
     assert positions is not None
     order = positions
   arrays, size = {"x": x, **more}, math.prod(x.shape[:-1])
+  prologue = problem.prologue
+  if prologue is not None and prologue.is_norm_gradient:
+    arrays["statistics"] = prologues.gradient_statistics(prologue, x, more)
   if problem.num_maxima is not None:
     assert global_scale is not None
     arrays["maxima"] = global_scale
@@ -182,13 +186,15 @@ def num_maxima(
 def computes_statistics(
   problem: problems.QuantizationProblem, target: targets.Target
 ) -> bool:
-  """Returns whether a launch before computes the statistics of a norm's rows.
+  """Returns whether a pass before computes the statistics of a norm's rows.
 
   `supports` must accept the problem.
   """
+  if problem.prologue is not None and problem.prologue.is_norm_gradient:
+    return True
   launches = triton_shapes.launches(problem, target)
   assert not isinstance(launches, decisions.Unsupported)
-  return any(each.kernel.endswith("statistics") for each in launches)
+  return any(each.kernel == "norm_statistics" for each in launches)
 
 
 def values_of_bytes(

@@ -90,7 +90,7 @@ class ChoiceTest(parameterized.TestCase):
       shape=shape,
       dtype=np.dtype(jnp.bfloat16),
       blockings=blockings,
-      prologue=prologue_cases.ALL[index],
+      prologue=prologue_cases.CASES[index],
       **{"format": formats.MXFP8, **fields},
     )
 
@@ -100,7 +100,6 @@ class ChoiceTest(parameterized.TestCase):
     ((5, along(2)), {"shape": (2, 2, 33)}, "computes silu_and_mul with whole"),
     ((5, along(2, 0)), {"shape": (32, 2, 32)}, "computes silu_and_mul with"),
     ((5,), {"shape": (None, 2, 32)}, "needs static sizes for silu_and_mul"),
-    ((24,), {"shape": (1, 1, 16416)}, "gradient of rms_norm of .* got 16416"),
   )
   def test_refusals_say_why(self, args, fields, reason):
     refusal = triton.supports(self.problem(*args, **fields), H200)

@@ -41,16 +41,6 @@ def launches(
   x = _input(problem)
   if isinstance(x, decisions.Unsupported):
     return x
-  prologue = problem.prologue
-  if (
-    prologue is not None
-    and prologue.is_norm_gradient
-    and not quantize_config.holds_rows(x, architecture)
-  ):
-    return decisions.Unsupported(
-      f"computes the {prologue.name} of rows that fit in registers, got"
-      f" {problem.shape[-1]} features"
-    )
   found = quantize_plans.plan(x, architecture)
   entries = math.prod(problem.shape[: problem.column_sums or 0])
   if x.batch % entries:
@@ -397,13 +387,16 @@ def _common(problem: problems.QuantizationProblem) -> dict[str, Any]:
     global_scale = "of_maxima"
   elif problem.computes_global_scale:
     global_scale = "computed"
+  prologue = problem.prologue
+  if prologue is not None and prologue.is_norm_gradient:
+    prologue = prologue.with_statistics()  # XLA ops compute them
   return {
     "num_maxima": problem.num_maxima or 0,
     "format": problem.format.name,
     "scale_rounding": problem.scale_rounding,
     "global_scale": global_scale,
     "packed_in_place": problem.packed_in_order,
-    "prologue": problem.prologue,
+    "prologue": prologue,
     "dtype": problem.dtype.name,
     "returns_amax": problem.returns_amax,
     "sums_columns": problem.column_sums is not None,

@@ -81,7 +81,8 @@ def load(operands, place, TILE: tl.constexpr, QUANTIZED: tl.constexpr):
       other: `up` or `residual`, as x; or the result of `norm_statistics`, of x
         without a residual.
       weight, bias: f32; see `jaxplugin/quantization/prologues.py`. The gradient
-        of a norm has the result of `norm_gradient_statistics` as its bias.
+        of a norm has numbers of each row as its bias, f32[rows, 5], see
+        `gradient_statistics` there.
       cotangent: of a gradient, as the function's result.
       total: as x, receives x + residual or the gradient of a norm; None to
         store neither.
@@ -105,52 +106,6 @@ def load(operands, place, TILE: tl.constexpr, QUANTIZED: tl.constexpr):
   if not QUANTIZED.prologue.is_norm_gradient:
     summed = tile
   return tile, summed
-
-
-@triton.jit
-def norm_gradient_statistics(
-  x,
-  weight,
-  cotangent,
-  statistics,
-  TILE: tl.constexpr,
-  QUANTIZED: tl.constexpr,
-):
-  """Stores the statistics of each row for the gradient of a norm.
-
-  Grid and masks are those of `norm_statistics`. A program keeps whole rows in
-  registers.
-
-  Args:
-    x, cotangent: f32, bf16 or f16[1, rows, features].
-    weight: f32[features], if the prologue has one; else not read.
-    statistics: f32[rows, 5], those of `norm_statistics`; and the means of d,
-      the cotangent times the weight (of layer_norm), and of d times the
-      normalized row.
-    TILE: a `quantize_config.Tile` whose columns are features.
-  """
-  tl.static_assert(TILE.is_row_major and TILE.columns <= TILE.block_k)
-  place = tiles.of_program(TILE)
-  row, _, inside = tiles.positions(place, TILE)
-  tile = tiles.load_runs(x, place, TILE).to(tl.float32)
-  mean, factor, inverse = _statistics(
-    tile, inside, (x, x, None), place, TILE, QUANTIZED
-  )
-  tile = _centered(tile, mean[:, None], inside, QUANTIZED)
-  tile = tile * factor[:, None] * inverse[:, None]
-  d = tiles.load_runs(cotangent, place, TILE).to(tl.float32)
-  if QUANTIZED.prologue.has_weight:
-    d = d * _load_features(weight, 1, place, TILE)[None, :]
-  count = TILE.columns * 1.0
-  mask = row < TILE.rows
-  stored = statistics + row * _OF_GRADIENT
-  tl.store(stored, mean, mask=mask)
-  tl.store(stored + 1, factor, mask=mask)
-  tl.store(stored + 2, inverse, mask=mask)
-  if QUANTIZED.prologue.function == "layer_norm":
-    tl.store(stored + 3, tl.div_rn(tl.sum(d, axis=1), count), mask=mask)
-  products = tl.sum(d * tile, axis=1)
-  tl.store(stored + 4, tl.div_rn(products, count), mask=mask)
 
 
 @triton.jit

@@ -69,6 +69,9 @@ def store_result(
 def described(prologue, shape, *, dtype, format="mxfp8", axis=2, **fields):
   """Returns the description of an array that is quantized along `axis`."""
   batch, rows, k = shape if axis == 2 else (shape[0], shape[2], shape[1])
+  prologue = (
+    prologue.with_statistics() if prologue.is_norm_gradient else prologue
+  )
   return quantize_cases.rows_of(
     rows,
     k,
@@ -130,6 +133,8 @@ def arrays_of(prologue, shape, dtype):
   arrays = {name: np.array(array) for name, array in {"x": x, **more}.items()}
   arrays["x"][0, 1] = 0
   arrays["x"][0, 2:, 7] = [np.nan, np.inf, -np.inf] + [0.0] * (shape[1] - 5)
+  if prologue.is_norm_gradient:
+    arrays["statistics"] = prologue_cases.statistics(prologue, arrays)
   return arrays
 
 
@@ -219,7 +224,7 @@ class CodesTest(parameterized.TestCase):
       k_t=shape[1] + 32,
       is_transposed=False,
       format="mxfp8",
-      prologue=prologue,
+      prologue=described(prologue, shape, dtype=np.float32).prologue,
       **results,
     )
     launches = quantize_plans.plan(matrices, quantize_cases.SM_90)

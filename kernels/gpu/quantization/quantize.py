@@ -6,7 +6,7 @@
   quantize_both          along both axes of a matrix, from one read
 
 `global_scales` has the kernels that compute NVFP4's global scale, and
-`prologues` the kernels that compute the statistics of a norm's rows.
+`prologues` the kernel that computes the statistics of a norm's rows.
 
 Results have the bits of `jp.quantize`, which documents rounding, saturation,
 NaN and zero blocks. Options of training recipes are computed in registers: the
@@ -296,5 +296,4 @@ KERNELS: Final = {
   "global_scale_of_few": global_scales.global_scale_of_few,
   "finite_amax": global_scales.finite_amax,
   "norm_statistics": prologues.norm_statistics,
-  "norm_gradient_statistics": prologues.norm_gradient_statistics,
 }

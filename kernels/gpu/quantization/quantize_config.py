@@ -22,7 +22,7 @@ _FEW_TILES: Final = 2
 _MAX_WARPS: Final = 16
 # Features of a longer row that are in registers, with as many partial sums.
 _LONG_ROW_TILE: Final = 1 << 12
-# Numbers that `norm_statistics` and `norm_gradient_statistics` store for a row.
+# Numbers that `norm_statistics` stores for a row, and those of a gradient.
 STATISTICS: Final = 3
 STATISTICS_OF_GRADIENT: Final = 5
 
@@ -474,16 +474,7 @@ def needs_statistics(
     return False
   if not isinstance(x, Rows) or not x.k_is_minor:
     return True
-  if x.prologue.is_norm_gradient:
-    return True
   return default_config(x, architecture).num_warps > _MAX_WARPS
-
-
-def holds_rows(
-  x: Rows | Matrices, architecture: architectures.Architecture
-) -> bool:
-  """Returns whether a program can keep a row that a norm reads."""
-  return default_config(x.as_norm, architecture).num_warps <= _MAX_WARPS
 
 
 def config_of_statistics(

@@ -9,7 +9,7 @@ If the global scale is computed, a launch before reads x. It finds "maxima", the
 partial amax values of x, or the whole "global_scale" of a small x.
 `plan_maxima` returns only the launch that finds the maxima. A norm also has a
 launch before, unless tiles have whole rows. It computes the "statistics" of
-rows.
+rows, which the gradient of a norm takes as an argument.
 
 Other arrays are "x", "key", "values", "scale" and the operands of a prologue.
 "total" is x + residual, and "amax" has the largest finite magnitude of each
@@ -175,23 +175,17 @@ def _statistics_launch(
     "TILE": quantize_config.tile_of(rows, config, (rows.rows, 1)),
     "QUANTIZED": quantize_config.measured(rows, rows.options),
   }
-  operands, is_gradient = _operands(prologue), prologue.is_norm_gradient
-  count = quantize_config.STATISTICS
-  kernel, inputs = "norm_statistics", ("x", operands[0])
-  if is_gradient:
-    count = quantize_config.STATISTICS_OF_GRADIENT
-    kernel, inputs = "norm_gradient_statistics", ("x", *operands[1::2])
-  shape = rows.rows, count
+  shape = rows.rows, quantize_config.STATISTICS
   outputs = [launching.Output("statistics", shape, "float32")]
-  if prologue.has_residual and not is_gradient:
+  if prologue.has_residual:
     shape = rows.rows, rows.k
     outputs.append(launching.Output("total", shape, rows.dtype))
-  elif not is_gradient:
+  else:
     constants["total"] = None
   launch = launching.Launch(
-    kernel=kernel,
-    name=f"{_function(prologue)}statistics_{_tile_name(config)}",
-    inputs=inputs,
+    kernel="norm_statistics",
+    name=f"{prologue.function}_statistics_{_tile_name(config)}",
+    inputs=("x", _operands(prologue)[0]),
     outputs=tuple(outputs),
     constexprs=tuple(constants.items()),
     grid=quantize_config.num_tiles(config, 1, rows.rows, 1),
@@ -385,14 +379,12 @@ def _operands(prologue: prologues.Prologue | None) -> list[str]:
 
 def _name(x: Rows | Matrices) -> str:
   """Returns the function of x and the format, for names in profiles."""
-  function = "" if x.prologue is None else _function(x.prologue)
+  function = ""
+  if x.prologue is not None:
+    gradient = "gradient_" if x.prologue.gradient else ""
+    function = f"{x.prologue.function}_{gradient}"
   results = "_amax" * x.returns_amax + "_sums" * x.sums_columns
   return f"{function}{x.format}{results}"
-
-
-def _function(prologue: prologues.Prologue) -> str:
-  """Returns the first part of a kernel's name."""
-  return f"{prologue.function}_{'gradient_' if prologue.gradient else ''}"
 
 
 def _amax_and_sums(
