@@ -341,7 +341,8 @@ class Dots(calls.Walker):
     """
     if (known := _in_trace_of(y, self.norms)) is not None:
       return known
-    result, more = self.results.get(call.x), dict(call.more)
+    result = self.results.get(call.x)
+    more: dict[str, Any] = dict(call.more)
     if result is None or result.backward is None:
       return y
     if binding_private.staged(y) is not y:

@@ -508,20 +508,21 @@ def separate_gradient(eqn: Any, jaxpr: Any) -> tuple[str, str]:
   if eqn.primitive is not linear_calls.linear_call_p:
     return "", ""
   function, is_by_first = _without_vmaps(eqn.params["function"])
-  result, *_ = eqn.outvars
-  copies = eqn.invars[1:] if isinstance(function, _Quantized) else []
-  if any(v in copies for e in jaxpr.eqns for v in e.invars if e is not eqn):
+  if not isinstance(function, (_Gradient, _Quantized)):
     return "", ""
-  users = [
-    e.primitive for e in jaxpr.eqns if any(v is result for v in e.invars)
+  readers = lambda x: [
+    e for e in jaxpr.eqns if any(v is x for v in e.invars) and e is not eqn
   ]
+  if isinstance(function, _Quantized) and any(map(readers, eqn.invars[1:])):
+    return "", ""  # a matmul reads a copy
+  (result,) = eqn.outvars
+  users = [e.primitive for e in readers(result)]
   others = {
     _NAMES.get(p.name, p.name): None for p in users if p not in tangents.GUARDS
   }
   # With a prologue, a matmul's only use of the gradient is this guard.
   is_fused = tangents.derivative_guard_p in users
-  is_gradient = isinstance(function, (_Gradient, _Quantized))
-  if not is_gradient or not others or is_fused:
+  if not others or is_fused:
     return "", ""
   if not is_by_first:
     reason = "jax.vmap maps another dimension than the first"
