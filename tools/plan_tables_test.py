@@ -90,12 +90,16 @@ class PlanTablesTest(absltest.TestCase):
       for format, size in expected.items():
         self.assertAlmostEqual(found[False, format], size, 3)
       if "cpu" not in command:
-        # In training, kernels of GPUs fuse two norms, the activation and both
-        # of its gradients. They read a norm's x again, and write and read three
-        # f32 numbers of each row.
+        # In training, kernels of GPUs fuse two norms, the gradient of one, the
+        # activation and both of its gradients. They read a norm's x again, and
+        # write and read three f32 numbers of each row.
         norms = 2 * (channels * (2 + 2 - 2) - 2 * 3 * 4)
         saved = found[True, "mxfp8"] - found[True, "mxfp8 fused"]
-        self.assertAlmostEqual(saved, 3 * hidden * (2 + 2) + norms, 3)
+        expected_saved = (3 * hidden + channels) * (2 + 2) + norms
+        # For the gradient of a norm, XLA writes and reads up to 14 numbers of
+        # each row.
+        self.assertLessEqual(saved, expected_saved)
+        self.assertLessEqual(expected_saved - saved, 14 * 4)
     # The goal.
     self.assertLessEqual(expected["mxfp8 fused"] / expected["mxfp8"], 0.35)
 
