@@ -7,7 +7,7 @@
 // CHECK: call @quantize.mxfp8(%arg0)
 // CHECK: func.func private @quantize.mxfp8(
 // CHECK-NOT: stablehlo.convert
-// CHECK: %[[CALL:.*]]:2 = stablehlo.custom_call @triton_kernel_call_ffi(%arg0, %arg0, %arg0, %arg0, %arg0, %arg0, %arg0)
+// CHECK: %[[CALL:.*]]:2 = stablehlo.custom_call @triton_kernel_call_ffi(%arg0, %arg0, %arg0, %arg0, %arg0, %arg0, %arg0, %arg0)
 // CHECK-SAME: -> (tensor<1x128x512xui8>, tensor<1x128x16xui8>)
 // CHECK-NOT: stablehlo.custom_call
 
