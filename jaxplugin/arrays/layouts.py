@@ -292,10 +292,9 @@ def swizzle_scale(scale: jax.Array) -> jax.Array:
   Source: PTX ISA, tcgen05 scale-factor layout "1X"; cuDNN F8_128x4.
   """
   _validate_scale_array("swizzle_scale", scale)
-  return _swizzled(scale)
+  return _jitted_swizzle(scale)
 
 
-@jax.jit
 def _swizzled(scale: jax.Array) -> jax.Array:
   batch = scale.shape[:-2]
   padded = swizzled_shape(scale.shape)
@@ -315,6 +314,10 @@ def _swizzled(scale: jax.Array) -> jax.Array:
   order = (*range(lead), *(lead + d for d in (0, 3, 2, 1, 4)))
   code = code.transpose(order).reshape(padded)
   return lax.bitcast_convert_type(code, scale.dtype)
+
+
+_swizzled.__name__ = "swizzle_scale"  # names the function in modules
+_jitted_swizzle: Final = jax.jit(_swizzled)
 
 
 def linear_scale(
@@ -371,10 +374,9 @@ def unswizzle_scale(swizzled: jax.Array, shape: Sequence[int]) -> jax.Array:
       f"{who}: a scale of shape {(rows, columns)} swizzles to"
       f" {swizzled_shape((rows, columns))}, got {swizzled.shape[-2:]}"
     )
-  return _unswizzled(swizzled, rows, columns)
+  return _jitted_unswizzle(swizzled, rows, columns)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
 def _unswizzled(swizzled: jax.Array, rows: int, columns: int) -> jax.Array:
   *batch, padded_rows, padded_columns = swizzled.shape
   code = lax.bitcast_convert_type(swizzled, jnp.uint8)
@@ -391,6 +393,10 @@ def _unswizzled(swizzled: jax.Array, rows: int, columns: int) -> jax.Array:
   code = code.transpose(order).reshape(*batch, padded_rows, padded_columns)
   code = code[..., :rows, :columns]
   return lax.bitcast_convert_type(code, swizzled.dtype)
+
+
+_unswizzled.__name__ = "unswizzle_scale"
+_jitted_unswizzle: Final = jax.jit(_unswizzled, static_argnums=(1, 2))
 
 
 # Bytes for collectives, which do not support FP4. XLA:CPU widens collectives of

@@ -204,7 +204,7 @@ class IndexTest(parameterized.TestCase):
     ("name", "x", TypeError, "for dimension 0 'x'"),
     ("floats", np.ones(2), TypeError, "for dimension 0"),
     ("bool", True, TypeError, "for dimension 0 True"),
-    ("numpy_bool", np.bool_(True), TypeError, r"for dimension 0 bool\[\]"),
+    ("numpy_bool", np.bool_(True), TypeError, r"for dimension 0 bool\(True\)"),
     ("bool_0d", np.array(True), TypeError, r"for dimension 0 bool\[\]"),
     ("mask", np.ones((4, 5), bool), TypeError, "for dimension 0"),
   )  # fmt: skip

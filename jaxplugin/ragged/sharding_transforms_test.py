@@ -214,7 +214,7 @@ class ExplicitTest(explicit.ExplicitTestCase):
     (P("a", "b", None), ValueError, r"at most 2 dimensions.*\(32, 64\)"),
     (P(None, ("a", "b")), ValueError, r"axis 1 .* 8 times.*size 60"),
     (P("c"), ValueError, "axis: c"),
-    ("a", TypeError, "out_sharding.* of ragged_dot_general"),
+    ("a", TypeError, "ragged_dot: out_sharding .* got a str"),
     (P(unreduced={"b"}), NotImplementedError, "ragged_dot: .*no unreduced"),
   )
   def test_out_sharding_that_does_not_fit(self, out, error, message):

@@ -485,6 +485,12 @@ class FusedGradientsTest(parameterized.TestCase):
     error = np.abs(step(params, bias, x)[1] - got).max()
     # Kernels round the sigmoid otherwise, and then some codes of the result.
     self.assertLess(error, 0.01 * np.abs(got).max())
+    # Under vmap, each entry has its own sums.
+    of_x = functools.partial(step, params, bias)
+    entries = jnp.stack([x, -x])
+    got = jax.vmap(of_x)(entries)[1]
+    wanted = jnp.stack([of_x(entry)[1] for entry in entries])
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
   def test_gradients_are_near_those_of_the_model(self):
     functions = (

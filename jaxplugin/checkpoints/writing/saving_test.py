@@ -264,7 +264,7 @@ class ErrorTest(Case):
       "tree must be a dict of arrays": (TypeError, w),
       "'a.b' must be an array, got 3": (TypeError, {"a": {"b": 3}}),
       "'a' must be an array, got 'x'": (TypeError, {"a": "x"}),
-      r"got float32\[\]; convert a scalar by numpy.asarray": (
+      r"got float32\(1.0\); convert a scalar by numpy.asarray": (
         *(TypeError, {"a": np.float32(1)}),
       ),
       "'a' must be an array, got ShapeDtypeStruct": (TypeError, {"a": struct}),

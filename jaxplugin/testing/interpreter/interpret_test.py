@@ -329,7 +329,7 @@ class ProcessTest(parameterized.TestCase):
       "made = quantize_config.measured(rows, rows.options)\n"
       "tile = quantize_config.Tile(rows=1, columns=16, strides=(16, 16, 1),"
       " block_m=1, block_k=16, covered_rows=1, covered_columns=16)\n"
-      "interpret.launch(global_scales.finite_amax, 1, x, x, x, x, out, 1, 1,"
+      "interpret.launch(global_scales.finite_amax, 1, x, x, x, x, x, out, 1, 1,"
       " TILE=tile, QUANTIZED=made, ROW=0, QUANTIZED_T=None)\n"
       "assert out.view(np.float32)[0] == 1.5, out\n"
     )
