@@ -37,6 +37,8 @@ import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)  # for the sharding tests
+# Filtering the traceback of an error takes JAX longer than raising it.
+jax.config.update("jax_traceback_filtering", "off")
 
 LEGS = ("check", "test", "lab", "all")
 
