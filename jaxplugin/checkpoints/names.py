@@ -26,7 +26,8 @@ def globs(who: str, what: str, given: Any) -> tuple[str, ...]:
     return (given,)
   try:
     found = tuple(given)
-  except TypeError:
+  # AttributeError: iterating over an array in a trace of jax 0.12 raises it.
+  except (TypeError, AttributeError):
     found = (None,)
   if not all(isinstance(x, str) for x in found):
     raise TypeError(

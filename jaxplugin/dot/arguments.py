@@ -387,7 +387,8 @@ def canonical_dimension_numbers(
       (as_dims(lhs_contracting), as_dims(rhs_contracting)),
       (as_dims(lhs_batch), as_dims(rhs_batch)),
     )
-  except (TypeError, ValueError):
+  # AttributeError: iterating over an array in a trace of jax 0.12 raises it.
+  except (TypeError, ValueError, AttributeError):
     raise TypeError(
       f"{sides.who()}: dimension_numbers must be ((lhs_contracting,"
       " rhs_contracting), (lhs_batch, rhs_batch)), got"

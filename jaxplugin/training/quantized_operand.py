@@ -320,7 +320,8 @@ def _own_dims(
     try:
       dims = (dims,) if error_context.is_integer(dims) else tuple(dims)
       found[name] = tuple(range(ndim)[operator.index(d)] for d in dims)
-    except (TypeError, IndexError):
+    # AttributeError: iterating over an array in a trace of jax 0.12 raises it.
+    except (TypeError, IndexError, AttributeError):
       raise ValueError(
         f"{WHO}: {name} must be dimensions of x, from {-ndim} to {ndim - 1},"
         f" got {error_context.shown(given[name])}"
