@@ -117,7 +117,7 @@ class Dots(calls.Walker):
     rows: vectors that operations add, multiply or move; only recorded for the
       same.
     norms: results of norms, to be read as `attached_norm` returns them.
-    streams: arguments of these norms, of which additions read another value.
+    streams: for the x of a norm, the value that later additions read.
     of_rules: results of functions with a custom derivative.
     outside: arguments that norms and activations outside compute.
     is_changed: whether a matmul was replaced.
