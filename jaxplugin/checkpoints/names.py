@@ -25,9 +25,8 @@ def globs(who: str, what: str, given: Any) -> tuple[str, ...]:
   if isinstance(given, str):
     return (given,)
   try:
-    found = tuple(given)
-  # AttributeError: iterating over an array in a trace of jax 0.12 raises it.
-  except (TypeError, AttributeError):
+    found = error_context.as_tuple(given)
+  except TypeError:
     found = (None,)
   if not all(isinstance(x, str) for x in found):
     raise TypeError(

@@ -132,6 +132,17 @@ def is_integer(value: Any) -> bool:
   return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
+def as_tuple(values: Any) -> tuple[Any, ...]:
+  """Returns the items of a value, or raises TypeError if it has none.
+
+  In a trace of jax 0.12, iterating over an array raises AttributeError.
+  """
+  try:
+    return tuple(values)
+  except AttributeError:
+    raise TypeError from None
+
+
 def require_bool(who: str, name: str, value: Any) -> bool:
   """Returns a Python or NumPy bool as a bool; else raises TypeError."""
   if not isinstance(value, (bool, np.bool_)):

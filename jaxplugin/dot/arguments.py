@@ -379,16 +379,17 @@ def canonical_dimension_numbers(
     batch = tuple(range(rhs_ndim - 2))
     return ((lhs_ndim - 1,), (rhs_ndim - 1,)), (batch, batch)
   try:
-    (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = (
-      dimension_numbers
+    (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = map(
+      error_context.as_tuple, error_context.as_tuple(dimension_numbers)
     )
-    as_dims = lambda dims: tuple(operator.index(d) for d in dims)
+    as_dims = lambda dims: tuple(
+      map(operator.index, error_context.as_tuple(dims))
+    )
     return (
       (as_dims(lhs_contracting), as_dims(rhs_contracting)),
       (as_dims(lhs_batch), as_dims(rhs_batch)),
     )
-  # AttributeError: iterating over an array in a trace of jax 0.12 raises it.
-  except (TypeError, ValueError, AttributeError):
+  except (TypeError, ValueError):
     raise TypeError(
       f"{sides.who()}: dimension_numbers must be ((lhs_contracting,"
       " rhs_contracting), (lhs_batch, rhs_batch)), got"

@@ -318,10 +318,10 @@ def _own_dims(
       free = [d for d in range(ndim) if d not in found["batch"]]
       dims = free[:1] if role == "weight" else free[-1:]
     try:
-      dims = (dims,) if error_context.is_integer(dims) else tuple(dims)
+      is_one = error_context.is_integer(dims)
+      dims = (dims,) if is_one else error_context.as_tuple(dims)
       found[name] = tuple(range(ndim)[operator.index(d)] for d in dims)
-    # AttributeError: iterating over an array in a trace of jax 0.12 raises it.
-    except (TypeError, IndexError, AttributeError):
+    except (TypeError, IndexError):
       raise ValueError(
         f"{WHO}: {name} must be dimensions of x, from {-ndim} to {ndim - 1},"
         f" got {error_context.shown(given[name])}"

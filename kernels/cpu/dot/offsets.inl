@@ -87,8 +87,8 @@ JAXPLUGIN_ALWAYS_INLINE Four TotalsOfEight(const Eight& a, const Eight& b,
 constexpr int64_t kPlainSums = 8;
 constexpr int64_t kTermsSummed = 16 * kPlainSums;
 
-// Returns the terms of 8 blocks, of which the first has index `at`. A value is
-// code * scale plus the term of its block. Terms from `left` on are 0.
+// Returns the terms of blocks [at, at + 8). A value is code * scale plus its
+// block's term. Terms from `left` on are 0.
 template <OffsetKind kScale, OffsetKind kOffset>
 JAXPLUGIN_ALWAYS_INLINE void EightTerms(const Operand& weights, int64_t at,
                                         int64_t left, Eight* terms) {
@@ -151,7 +151,7 @@ JAXPLUGIN_ALWAYS_INLINE void PartsOfTerms(const float* sums, const float* terms,
 }
 
 // The same for the terms of a row of weights that is followed by at least 8
-// blocks, for one row of sums: storing the terms would take longer than all else.
+// blocks, for one row of sums. Storing the terms would take longer than that.
 template <OffsetKind kScale, OffsetKind kOffset>
 JAXPLUGIN_ALWAYS_INLINE void PartsOfRow(const Operand& weights, int64_t row,
                                         const float* sums, Eight* parts) {
