@@ -64,7 +64,10 @@ def norm_block(params, x, is_read=False):
 
 
 def two_norm_blocks(params, x):
-  return norm_block(params, norm_block(params, x))
+  with jax.named_scope("first"):
+    x = norm_block(params, x)
+  with jax.named_scope("second"):
+    return norm_block(params, x)
 
 
 def layer_norm_block(params, x):
@@ -343,10 +346,10 @@ class FusedGradientsTest(parameterized.TestCase):
       "checkpoint": (
         jax.grad(loss_of(fused(jax.checkpoint(norm_block)))), once
       ),
-      # Lines are merged. No gradient of x is needed, so the first matmul
-      # quantizes along one axis.
+      # A gradient belongs to the last matmul before the norm.
       "two": (
-        jax.grad(loss_of(fused(two_norm_blocks))), ["gate", "out", "out", "up"]
+        jax.grad(loss_of(fused(two_norm_blocks))),
+        ["first"] * 3 + ["second"] * 3,
       ),
       "layer_norm": (
         jax.grad(loss_of(fused(layer_norm_block))), ["gate", "out"]
