@@ -12,8 +12,9 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from jaxplugin.cli import arguments
 from jaxplugin.cli.commands import checkpoints, inspection, rewrite
@@ -50,6 +51,7 @@ examples:
   jaxplugin quantize qwen3-8b qwen3-8b-nvfp4 --dry-run
   jaxplugin bench --quick"""
 
+_PACKAGE: Final = os.path.join(os.path.dirname(__file__), "")
 _BAD_ARGUMENTS: Final = 2
 _INTERRUPTED: Final = 130  # 128 and SIGINT, the convention of shells
 _NOTICE_SECONDS: Final = 2
@@ -94,13 +96,13 @@ def main(argv: Sequence[str] | None = None) -> int:
       # A name of a tensor may have letters that the terminal does not have.
       stream.reconfigure(errors="backslashreplace")
   status = 0
-  with _interruptible() as interrupted:
+  with _interruptible() as interrupted, _short_warnings():
     try:
       status = _run(argv)
       sys.stdout.flush()
     except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
       _discard_unwritten()
-    except (ValueError, TypeError, RuntimeError, OSError) as error:
+    except (ValueError, TypeError, RuntimeError, OSError, Warning) as error:
       # Ctrl-C also ends child processes, and XLA reports the end of ptxas.
       if interrupted.is_set():
         return _INTERRUPTED
@@ -144,6 +146,22 @@ def _run(argv: Sequence[str] | None) -> int:
     # installed. Other commands decide for devices that need not be there.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
   return command.run(args)
+
+
+@contextlib.contextmanager
+def _short_warnings() -> Iterator[None]:
+  """Prints warnings on one line if they would show a line of this package."""
+  with warnings.catch_warnings():
+    default = warnings.showwarning
+
+    def show(message: Any, category: Any, path: str, *rest: Any) -> None:
+      if path.startswith(_PACKAGE):
+        print(f"warning: {message}", file=sys.stderr)
+      else:
+        default(message, category, path, *rest)
+
+    warnings.showwarning = show
+    yield
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import warnings
 from unittest import mock
 
 import numpy as np
@@ -61,6 +62,19 @@ class MainTest(command_lines.CommandLineTestCase):
       check=True,
     )
     self.assertNotIn("Traceback", result.stderr)
+
+  def test_warnings_of_the_package_have_no_line_of_its_source(self):
+    def run(argv):
+      warnings.warn_explicit("text", UserWarning, main.__file__, 1)
+      warnings.warn_explicit("text", UserWarning, "model.py", 1)
+      return 0
+
+    with warnings.catch_warnings(), mock.patch.object(main, "_run", run):
+      warnings.simplefilter("always")
+      _, _, err = self.run_command("info")
+    own, other, *_ = err.splitlines()
+    self.assertEqual(own, "warning: text")
+    self.assertStartsWith(other, "model.py:1: UserWarning: text")
 
   def test_version_is_printed(self):
     status, out, _ = self.run_command("--version")
