@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
+from jax import lax
 
 import jaxplugin as jp
 
@@ -18,9 +19,28 @@ _BINARY = (
   operator.gt, operator.ge, operator.eq, operator.ne, operator.iadd,
   operator.imul, divmod,
 )  # fmt: skip
-_UNARY = (operator.neg, operator.pos, abs, operator.invert, np.sin, np.sum)
+_UNARY = (
+  operator.neg,
+  operator.pos,
+  abs,
+  operator.invert,
+  float,
+  int,
+  np.sin,
+  np.sum,
+)
 _UFUNCS = (np.add, np.maximum, np.multiply.outer, np.logaddexp)
 _REMEDY = r"needs? (a )?plain array.*(dequantize\(\)|\.primal)"
+# NumPy's `array_equal` returns False if a conversion raises an error.
+_FUNCTIONS = (
+  np.asarray, np.ravel, lambda x: np.stack([x, x]),
+  lambda x: np.array_equal(x, x), lambda x: np.where(x, 1, 0),
+  jnp.asarray, jnp.abs, jnp.sum, jnp.ravel, jax.nn.relu, jax.typeof,
+  lambda x: jnp.where(True, x, 0.0), lambda x: jnp.stack([x, x]),
+  lambda x: jnp.concatenate([x, x]), lambda x: jnp.dot(x, x),
+  lambda x: jnp.einsum("ij,ij->i", x, x), lambda x: jnp.array_equal(x, x),
+  lax.exp, lambda x: lax.mul(x, x), lambda x: lax.concatenate([x, x], 0),
+)  # fmt: skip
 
 
 def quantized():
@@ -53,6 +73,27 @@ class OperatorsTest(parameterized.TestCase):
       for function in _UFUNCS:
         self.refuses(function, x, array)
         self.refuses(function, array, x)
+
+  def test_functions_of_numpy_and_jax_raise_with_the_remedy(self):
+    for x in quantized():
+      for number, function in enumerate(_FUNCTIONS):
+        with self.subTest(function=number, x=type(x).__name__):
+          with self.assertRaises((TypeError, ValueError)) as raised:
+            function(x)
+          error = raised.exception
+          self.assertRegex(f"{error} {error.__cause__}", _REMEDY)
+      self.assertFalse(hasattr(x, "astype"))
+      for name, remedy in [("astype", _REMEDY), ("other", "no attribute")]:
+        with self.assertRaisesRegex(AttributeError, remedy):
+          getattr(x, name)
+
+  def test_conditions_and_keys_are_refused(self):
+    for x in quantized():
+      for function, remedy in [(bool, "is not None"), (hash, r"id\(x\)")]:
+        with self.assertRaisesRegex(TypeError, f"(Quantized|Scaled).*{remedy}"):
+          function(x)
+    x, weight, _ = quantized()
+    self.assertEqual([np.shape(x), len(x), np.ndim(weight)], [(4, 32), 4, 2])
 
   def test_numpy_matmul_multiplies(self):
     rng = np.random.default_rng(0)

@@ -201,10 +201,6 @@ class QuantizedWeight:
     """Returns an iterator over `self[i]` for the first leading dimension."""
     return (self[i] for i in range(len(self)))
 
-  def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-    del dtype, copy
-    self._refuse("this function")
-
   def _refuse(self, name: str) -> NoReturn:
     raise TypeError(
       f"{_WHO}: {name} needs a plain array, got {self!r}; pass it as an"

@@ -340,9 +340,6 @@ class ScaledArray:
       " stored bits with jax.tree.map(jnp.array_equal, x, y)"
     )
 
-  # Caches of the package identify arrays by object.
-  __hash__ = object.__hash__
-
   @property
   def aval(self) -> Any:
     """Makes `jnp.zeros_like` and similar functions of JAX raise TypeError.
@@ -358,6 +355,17 @@ class ScaledArray:
       ". jnp.zeros_like and similar functions also accept a ScaledArray and a"
       " dtype",
     )
+
+  def __jax_array__(self) -> Any:
+    """Returns an object that JAX names in its error, and cannot convert.
+
+    JAX's operators call this method first. If it raised an error, `x @ w_q`
+    would not reach `__rmatmul__`.
+    """
+    return _NotPlain(self)
+
+  def __len__(self) -> int:
+    return self.shape[0]
 
   def _refuse(self, name: str, hint: str = "") -> NoReturn:
     raise TypeError(
@@ -555,6 +563,19 @@ class ScaledArray:
     found = {name: getattr(self, name) for name in _LEAVES}
     found["global_scale"] = full_global_scale(self)
     return {name: leaf for name, leaf in found.items() if leaf is not None}
+
+
+class _NotPlain:
+  """Prints the remedy in errors of JAX."""
+
+  def __init__(self, array: ScaledArray) -> None:
+    self._array = array
+
+  def __repr__(self) -> str:
+    try:
+      self._array._refuse("this function")
+    except TypeError as error:
+      return str(error)
 
 
 _LEAVES: Final = ("global_scale", "values", "scale", "offset", "surrogate")

@@ -117,10 +117,20 @@ def shown(value: Any) -> str:
   return _Shown().repr(value)
 
 
+def as_integer(value: Any) -> int:
+  """Returns a Python or NumPy integer as an int; else raises TypeError.
+
+  A bool is not an integer.
+  """
+  if isinstance(value, bool):
+    raise TypeError
+  return operator.index(value)
+
+
 def require_integer(who: str, name: str, value: Any) -> int:
-  """Returns a Python or NumPy integer as an int; else raises TypeError."""
+  """Calls `as_integer`, and names the argument in its error."""
   try:
-    return operator.index(value)
+    return as_integer(value)
   except TypeError:
     raise TypeError(
       f"{who}: {name} must be an integer, got {shown(value)}"

@@ -28,6 +28,7 @@ from jax._src import (
   config,
   core,
   dispatch,
+  dtypes,
   source_info_util,
   util,
 )
@@ -66,6 +67,15 @@ _PHASE_SCOPES: Final[dict[str, Phase]] = {
 _NO_LAYERS: Final = frozenset({*_PHASE_SCOPES, "checkpoint", "while", "body"})
 # Layers of these libraries call matmuls. The model's line is reported instead.
 _LIBRARIES: Final = ("flax", "haiku", "equinox", "optax")
+
+
+def refuse_operand(cls: type, refuse: Callable[[Any], Any]) -> None:
+  """Makes JAX call `refuse`, which raises TypeError, for operands of a class.
+
+  The error is the cause of JAX's error, which names the operation.
+  """
+  dtypes.register_canonicalize_value_handler(cls, refuse)
+  core.pytype_aval_mappings[cls] = refuse
 
 
 def uncached() -> contextlib.AbstractContextManager[None]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple, NoReturn
 
@@ -114,12 +113,12 @@ class QuantizedOperand:
   @property
   def forward(self) -> scaled_array.ScaledArray | None:
     """The copy for the forward matmul, or None if it uses another one."""
-    return self._forward and products.of_bits(self._forward)
+    return None if self._forward is None else products.of_bits(self._forward)
 
   @property
   def backward(self) -> scaled_array.ScaledArray | None:
     """The copy for the backward matmul, or None if it uses another one."""
-    return self._backward and products.of_bits(self._backward)
+    return None if self._backward is None else products.of_bits(self._backward)
 
   def held(self) -> products.Held:
     """Returns the copies in the form that matmuls take."""
@@ -161,7 +160,9 @@ class QuantizedOperand:
     places = lambda dims: tuple(map(order.index, dims))
 
     def copied(x: Any) -> Any:
-      return x and products.bits_of(products.of_bits(x).transpose(*order))
+      if x is None:
+        return None
+      return products.bits_of(products.of_bits(x).transpose(*order))
 
     def quantized(spec: operands.QuantizeSpec | None) -> Any:
       if spec is None:
@@ -196,9 +197,6 @@ class QuantizedOperand:
         " quantize the result, or map over the leaves with jax.lax.scan"
       )
     return self
-
-  def __jax_array__(self) -> Any:
-    self._refuse("this function")
 
   def _refuse(self, name: str) -> NoReturn:
     raise TypeError(
@@ -320,7 +318,9 @@ def _own_dims(
     try:
       is_one = error_context.is_integer(dims)
       dims = (dims,) if is_one else error_context.as_tuple(dims)
-      found[name] = tuple(range(ndim)[operator.index(d)] for d in dims)
+      found[name] = tuple(
+        range(ndim)[error_context.as_integer(d)] for d in dims
+      )
     except (TypeError, IndexError):
       raise ValueError(
         f"{WHO}: {name} must be dimensions of x, from {-ndim} to {ndim - 1},"
