@@ -8,6 +8,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from absl.testing import absltest
@@ -187,6 +188,32 @@ class ErrorWordsTest(absltest.TestCase):
       lambda: dataclasses.replace(jp.MXFP8, name="own", block_size=size) and 1,
     ):
       jax.eval_shape(call)
+
+  def test_bools_are_not_numbers(self):
+    w = {"kernel": np.ones((64, 64), np.float32)}
+    codes = np.zeros((4, 4), ml_dtypes.float4_e2m1fn)
+    dims = (((True,), (1,)), ((), ()))
+    for number, call in enumerate(
+      (
+        lambda: jp.quantize(_X, "mxfp8", axis=True),
+        lambda: jp.quantize_both(_W[0], "nvfp4", axes=(True, 0)),
+        lambda: jp.pack_fp4(codes, axis=True),
+        lambda: jp.stack([_Q, _Q], axis=True),
+        lambda: _Q.transpose(True, 0),
+        lambda: jp.OutFormat("mxfp8", axis=True),
+        lambda: jp.quantize_params(w, "mxfp8", where=lambda p: (True,)),
+        lambda: jp.align_groups(_X, _SIZES, True),
+        lambda: jp.block_scaled_dot(_Q, _Q, dimension_numbers=dims),
+        lambda: jp.block_scaled_dot(_Q, _Q, global_scale=True),
+          lambda: jp.quantize_operand(_X[:, :32], "mxfp8", contracting=True),
+        lambda: jp.training.accumulate(_dense, True),
+      )
+    ):
+      with (
+        self.subTest(call=number),
+        self.assertRaisesRegex((TypeError, ValueError), "True|bool"),
+      ):
+        call()
 
   def _error(self, function, arguments):
     try:

@@ -148,7 +148,9 @@ def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
   _require_array("pack_fp4", "values", values)
   if values.dtype not in formats.FOUR_BITS:
     raise TypeError(
-      f"pack_fp4: values must be float4_e2m1fn or int4, got {values.dtype}"
+      f"pack_fp4: values must be float4_e2m1fn or int4, got {values.dtype};"
+      " jaxplugin.quantize rounds floats, and values.astype(dtype) converts"
+      " codes"
     )
   axis = canonical_axis("pack_fp4", axis, values.ndim)
   size = values.shape[axis]
@@ -197,7 +199,10 @@ def unpack_fp4(
   """
   _require_array("unpack_fp4", "packed", packed)
   if packed.dtype != formats.PACKED:
-    raise TypeError(f"unpack_fp4: packed must be uint8, got {packed.dtype}")
+    raise TypeError(
+      f"unpack_fp4: packed must be uint8, got {packed.dtype}; pass"
+      " packed.view(jnp.uint8) of an array of bytes"
+    )
   if formats.as_dtype(dtype) not in formats.FOUR_BITS:
     raise TypeError(
       "unpack_fp4: dtype must be float4_e2m1fn or int4, got"
@@ -253,7 +258,8 @@ def _validate_scale_array(who: str, scale: jax.Array) -> None:
   _require_array(who, "scale", scale)
   if scale.dtype.itemsize != 1 or scale.dtype == formats.E2M1:
     raise TypeError(
-      f"{who}: scale must have a dtype of one byte, got {scale.dtype.name}"
+      f"{who}: scale must have a dtype of one byte, got {scale.dtype.name};"
+      " only MX formats and NVFP4 have a swizzled scale"
     )
   if scale.ndim < 2:
     raise TypeError(

@@ -258,7 +258,7 @@ def _with_epilogue(
     if tuple(residual.shape) != shape:
       raise TypeError(
         f"{sides.who()}: residual must have the result's shape {shape}, got"
-        f" {tuple(residual.shape)}"
+        f" {tuple(residual.shape)}; pass jnp.broadcast_to(residual, {shape})"
       )
   return call.replace(bias=bias, residual=residual).vary_alike()
 
@@ -280,7 +280,8 @@ def _expand_bias(
   if tuple(bias.shape) not in (columns, columns[-1:]):
     raise TypeError(
       f"{sides.who()}: bias must have the shape {columns} of the result's"
-      f" dimensions that come from rhs, got {tuple(bias.shape)}"
+      f" dimensions that come from rhs, got {tuple(bias.shape)}; add an array"
+      " of another shape to the result, or pass it as residual"
     )
   return bias.reshape((1,) * (len(shape) - bias.ndim) + tuple(bias.shape))
 

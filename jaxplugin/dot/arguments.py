@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -277,7 +276,8 @@ def reject_negative_scale(side: sides.Side, given: Any = None) -> None:
     where = tuple(int(i) for i in negative[0])
     raise ValueError(
       f"{sides.who()}: {side.name}_scale of {side.format} must not be negative"
-      f" (Blackwell ignores the sign bit), got {exact[where]} at {where}"
+      f" (Blackwell ignores the sign bit), got {exact[where]} at {where};"
+      " negate the values of the block instead"
     )
 
 
@@ -314,7 +314,7 @@ def float_operand(name: str, x: Any) -> jax.Array:
   if x.dtype not in formats.FLOAT_DTYPES:
     raise TypeError(
       f"{sides.who()}: {name} must be float32, bfloat16 or float16, got"
-      f" {x.dtype}"
+      f" {x.dtype}; cast it"
     )
   return x
 
@@ -342,7 +342,8 @@ def integers(name: str, x: Any) -> jax.Array:
 
 
 def as_global_scale(global_scale: Any) -> jax.Array:
-  if not isinstance(global_scale, (int, float)):
+  is_number = isinstance(global_scale, (int, float))
+  if not is_number or isinstance(global_scale, bool):
     global_scale = array("global_scale", global_scale)
     if global_scale.dtype != np.float32:
       raise TypeError(
@@ -383,7 +384,7 @@ def canonical_dimension_numbers(
       error_context.as_tuple, error_context.as_tuple(dimension_numbers)
     )
     as_dims = lambda dims: tuple(
-      map(operator.index, error_context.as_tuple(dims))
+      map(error_context.as_integer, error_context.as_tuple(dims))
     )
     return (
       (as_dims(lhs_contracting), as_dims(rhs_contracting)),
@@ -691,5 +692,6 @@ def validate_global_scale(scale: Any, shape: Sequence[int]) -> None:
   ):
     raise TypeError(
       f"{sides.who()}: global_scale of shape {tuple(scale.shape)} does not"
-      f" broadcast to the result's shape {tuple(shape)}"
+      f" broadcast to the result's shape {tuple(shape)}; pass one number, or"
+      " size 1 in the dimensions in which it does not vary"
     )

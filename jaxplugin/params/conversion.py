@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import operator
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -380,7 +379,7 @@ def _axes(answer: Any, leaf: leaves_lib.Leaf) -> recognition.WeightDims:
   rank = len(leaf.shape)
   given = answer if isinstance(answer, tuple) else (answer,)
   try:
-    indices = [operator.index(a) for a in given]
+    indices = [error_context.as_integer(a) for a in given]
   except TypeError:
     raise TypeError(
       f"{WHO}: where must return integers as axes of {_name(leaf)}, got"

@@ -38,7 +38,9 @@ def float_array(who: str, x: Any) -> jax.Array:
       f" {x.dtype}[{','.join(map(str, x.shape))}]; cast it first"
     )
   if x.ndim == 0:
-    raise TypeError(f"{who}: x must have rank 1 or more, got a scalar")
+    raise TypeError(
+      f"{who}: x must have rank 1 or more, got a scalar; pass x.reshape(1)"
+    )
   return x
 
 

@@ -303,6 +303,6 @@ def _operand(name: str, x: Any) -> jax.Array:
   if x.dtype not in formats.FLOAT_DTYPES:
     raise TypeError(
       f"dot_general: {name} must be float32, bfloat16 or float16, got"
-      f" {x.dtype}{list(x.shape)}"
+      f" {x.dtype}{list(x.shape)}; cast it"
     )
   return x
