@@ -44,6 +44,16 @@ class OutsideTest(explicit.ExplicitTestCase):
     with self.assertRaisesRegex(ValueError, "set_mesh"):
       jp.block_scaled_dot(x, x, out_sharding=NamedSharding(self.mesh, P("a")))
 
+  def test_other_axes_of_the_mesh_may_be_auto(self):
+    kinds = (AxisType.Auto, AxisType.Explicit)
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=kinds)
+    x = jax.device_put(X, NamedSharding(mesh, P("a")))
+    w = jp.shard(nvfp4(W), NamedSharding(mesh, P("b")))
+    with jax.set_mesh(mesh):
+      result = jax.jit(jp.linear)(x, w)
+    self.assertEqual(jax.typeof(result).sharding.spec, P(None, "b"))
+    np.testing.assert_array_equal(result, X @ W.T)
+
 
 class ExplicitTest(explicit.InsideTestCase):
   @parameterized.parameters(

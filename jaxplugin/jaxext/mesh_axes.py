@@ -467,7 +467,9 @@ def result_sharding(
   if mesh is not None:
     context = jax.sharding.use_abstract_mesh(mesh)
   with context:
-    sharding = jax.eval_shape(function, *args).sharding
+    # `jax.eval_shape` drops the sharding if some axes of the mesh are Auto.
+    (aval,) = jax.make_jaxpr(function)(*args).out_avals
+  sharding = aval.sharding
   assert isinstance(sharding, NamedSharding)
   return sharding
 
