@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from unittest import mock
 
 import dots
@@ -23,7 +22,7 @@ import tool
 from absl.testing import absltest, parameterized
 
 from jaxplugin.lab.compilation import deviceless
-from jaxplugin.testing import written_modules
+from jaxplugin.testing import folders, written_modules
 
 PATHS = golden.paths()
 IMPOSSIBLE = "no such text in any module"
@@ -70,14 +69,14 @@ class GoldenTest(parameterized.TestCase):
       if (match := pattern.match(line))
     ]
     self.assertEqual({match[1] for _, match in found}, set(checked))
-    folder = self.enterContext(tempfile.TemporaryDirectory())
+    folder = folders.new(self)
     if golden.is_generated(path):
       found = found[:: len(found) // 5]
     for number, match in found:
       wrong = "{{[a-z]}}" if match[2] == "-NOT" else IMPOSSIBLE
       changed = [*lines]
       changed[number] = match[0] + wrong
-      copy = pathlib.Path(folder, path.name)
+      copy = folder / path.name
       copy.write_text("\n".join(changed) + "\n")
       run = checked[match[1]]
       arguments = [str(copy), *run.filecheck[1:]]
@@ -99,8 +98,7 @@ class GoldenTest(parameterized.TestCase):
 
 class RunLineTest(parameterized.TestCase):
   def write(self, text):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    path = pathlib.Path(folder, "golden.mlir")
+    path = folders.new(self) / "golden.mlir"
     path.write_text(text)
     return path
 
@@ -207,14 +205,12 @@ class ToolTest(parameterized.TestCase):
       dots.operand(text)
 
   def test_comments_of_a_file_are_blanked_and_lines_keep_their_numbers(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    path = pathlib.Path(folder, "a.mlir")
+    path = folders.new(self) / "a.mlir"
     path.write_text("// CHECK: x\nmodule {\n// y\n}\n")
     self.assertEqual(files.text_of(path), "\nmodule {\n\n}")
 
   def test_module_without_main_is_told(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    path = pathlib.Path(folder, "a.mlir")
+    path = folders.new(self) / "a.mlir"
     path.write_text("module {\n}\n")
     status, _, text = self.run_tool("optimize", str(path), "--target", "b200")
     self.assertEqual(status, 2)
@@ -233,7 +229,7 @@ class LitTest(absltest.TestCase):
       if block.strip()
     )
     module = written_modules.dot_module()
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    folder = folders.new(self)
     (folder / "lit.cfg.py").write_text(config)
     (folder / "good.mlir").write_text(checks + module)
     wrong = checks.replace("CHECK-NOT", "CHECK")

@@ -9,10 +9,11 @@ spec, and that of an editable install lists other folders as well.
 import ast
 import functools
 import pathlib
-import tempfile
 
 import pytest
 from absl.testing import absltest
+
+from jaxplugin.testing import folders
 
 pytestmark = pytest.mark.smoke
 
@@ -204,7 +205,7 @@ class PlantedViolationTest(absltest.TestCase):
   """The walker itself can fail."""
 
   def plant(self, files):
-    root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    root = folders.new(self)
     for name, text in files.items():
       path = root / name
       path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.testing.meshes import explicit
 
 NUM_DEVICES = 4
 TOKENS = 24
@@ -39,8 +40,7 @@ def sent(text):
 class ExpertParallelTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    explicit.need_devices(self, NUM_DEVICES)
     devices = np.array(jax.devices()[:NUM_DEVICES])
     self.mesh = jax.sharding.Mesh(devices, expert_parallel.AXIS)
     rng = np.random.default_rng(0)

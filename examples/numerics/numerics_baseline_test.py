@@ -7,20 +7,19 @@ from __future__ import annotations
 import json
 import math
 import os
-import pathlib
-import tempfile
 from unittest import mock
 
 import numerics_baseline
 import numpy as np
 from absl.testing import parameterized
 
+from jaxplugin.testing import folders
+
 
 class BaselineTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.path = pathlib.Path(folder) / "baseline.json"
+    self.path = folders.new(self) / "baseline.json"
     self.path.write_text('{"mine": {"a": 20.0, "b": 4.0}, "other": {"a": 1}}')
 
   def tracker(self, section="mine", **settings):

@@ -10,7 +10,6 @@ import io
 import json
 import pathlib
 import sys
-import tempfile
 from unittest import mock
 
 import jupyter_client.kernelspec
@@ -21,6 +20,8 @@ import numerics_measure
 import numerics_notebooks as notebooks
 import pytest
 from absl.testing import parameterized
+
+from jaxplugin.testing import folders
 
 NAMES = notebooks.NOTEBOOKS
 SECTIONS = {name: name.removeprefix("numerics_") for name in NAMES}
@@ -50,7 +51,7 @@ def text_of(cell: nbformat.NotebookNode) -> str:
 
 class Base(parameterized.TestCase):
   def folder(self) -> pathlib.Path:
-    return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    return folders.new(self)
 
   def notebook_of(self, text: str) -> nbformat.NotebookNode:
     path = self.folder() / "small.py"

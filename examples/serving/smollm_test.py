@@ -5,7 +5,6 @@
 import multiprocessing
 import pathlib
 import re
-import tempfile
 
 import gguf
 import gguf_metadata
@@ -14,6 +13,7 @@ import smollm
 from absl.testing import absltest
 
 import jaxplugin as jp
+from jaxplugin.testing import folders
 
 WORDS = ["<|im_start|>", "<|im_end|>", "a", "b", "ab", "Ġ", "Ċ", "Ã", "©"]
 # Peak memory over the file's bytes, as docs state it.
@@ -97,8 +97,7 @@ def peak_bytes(small, large):
 class PathTestCase(absltest.TestCase):
   def setUp(self):
     super().setUp()
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.path = pathlib.Path(folder) / "model.gguf"
+    self.path = folders.new(self) / "model.gguf"
 
 
 class LoadTest(PathTestCase):

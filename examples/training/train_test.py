@@ -8,7 +8,6 @@ import contextlib
 import io
 import json
 import pathlib
-import tempfile
 from unittest import mock
 
 import pytest
@@ -17,6 +16,8 @@ import training_runs
 import training_statistics
 import training_tasks
 from absl.testing import absltest, parameterized
+
+from jaxplugin.testing import folders
 
 pytestmark = pytest.mark.full
 
@@ -35,11 +36,11 @@ def called(*arguments):
 class CommandTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
-    self.folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.path = pathlib.Path(self.folder) / "characters_linen_quick.json"
+    self.folder = folders.new(self)
+    self.path = self.folder / "characters_linen_quick.json"
 
   def called(self, *arguments):
-    return called("--quick", "--results", self.folder, *arguments)
+    return called("--quick", "--results", str(self.folder), *arguments)
 
   def test_command_trains_goes_on_and_reports(self):
     output = self.called("--variants", "f32", "mxfp8", "--seeds", "1")

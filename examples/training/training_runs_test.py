@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import tempfile
 from unittest import mock
 
 import digits_mlp
@@ -19,6 +18,8 @@ import training_runs
 import training_tasks
 import training_variants
 from absl.testing import absltest, parameterized
+
+from jaxplugin.testing import folders
 
 pytestmark = pytest.mark.full
 
@@ -144,8 +145,7 @@ class TrainTest(parameterized.TestCase):
 class ResultsTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.path = pathlib.Path(folder) / "new" / "small.json"
+    self.path = folders.new(self) / "new" / "small.json"
 
   def results(self, **changed):
     preset = dataclasses.replace(PRESET, **changed)

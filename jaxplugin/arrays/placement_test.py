@@ -18,7 +18,6 @@ from jaxplugin.core import formats
 from jaxplugin.testing import contract
 from jaxplugin.testing.meshes import explicit
 
-NUM_DEVICES = 8
 M, N, K = 8, 16, 256
 
 
@@ -33,9 +32,7 @@ def quantized(format, *shape, seed=0, **kwargs):
 class PlacementTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    explicit.need_devices(self, NUM_DEVICES)
-    devices = np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 4)
-    self.mesh = jax.sharding.Mesh(devices, ("a", "b"))
+    self.mesh = explicit.mesh(self, kind=AxisType.Auto)
 
   def named(self, *spec):
     return NamedSharding(self.mesh, P(*spec))

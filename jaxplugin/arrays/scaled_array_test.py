@@ -3,9 +3,7 @@
 """`ScaledArray` as a pytree, its layouts, and its errors."""
 
 import copy
-import pathlib
 import pickle
-import tempfile
 import warnings
 
 import jax
@@ -21,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import jaxplugin as jp
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
-from jaxplugin.testing import contract
+from jaxplugin.testing import contract, folders
 
 pytestmark = pytest.mark.smoke
 
@@ -173,8 +171,7 @@ class PytreeTest(parameterized.TestCase):
   def test_orbax_checkpoint_restores_the_bits(self):
     tree = {format.name: example(format) for format in FORMATS}
     tree["packed"] = example(jp.NVFP4).pack()
-    directory = self.enter_context(tempfile.TemporaryDirectory())
-    path = pathlib.Path(directory) / "checkpoint"
+    path = folders.new(self) / "checkpoint"
     with ocp.StandardCheckpointer() as checkpointer:
       checkpointer.save(path, tree)
       checkpointer.wait_until_finished()
@@ -200,10 +197,7 @@ class PytreeTest(parameterized.TestCase):
     np.testing.assert_array_equal(restored, expected)
 
   def test_format_of_a_user_is_exported_with_its_fields(self):
-    format = formats.BlockFormat(
-      name="wide", values_dtype=formats.E4M3, scale_dtype=formats.E8M0,
-      block_size=64,
-    )  # fmt: skip
+    format = contract.block_format("wide", formats.E4M3, formats.E8M0, 64)
     x = example(format)
     data = jax.export.export(jax.jit(lambda x: x))(x).serialize()
     restored = jax.export.deserialize(data).call(x)
@@ -236,11 +230,8 @@ class PropertiesTest(parameterized.TestCase):
     self, shape
   ):
     for is_packed in (False, True):
-      format = jp.BlockFormat(
-        name="int4_in_short_blocks",
-        values_dtype=formats.INT4,
-        scale_dtype=np.float32,
-        block_size=2 if is_packed else 1,
+      format = contract.block_format(
+        "int4_in_short_blocks", formats.INT4, np.float32, 2 if is_packed else 1
       )
       values = struct(shape, np.uint8 if is_packed else formats.INT4)
       x = jp.ScaledArray(values, struct(shape, np.float32), None, format)
@@ -287,12 +278,7 @@ class PackTest(parameterized.TestCase):
     np.testing.assert_array_equal(again, packed)
 
   def test_bytes_with_a_scale_each_are_refused_unless_in_rows(self):
-    format = jp.BlockFormat(
-      name="int4_per_2",
-      values_dtype=formats.INT4,
-      scale_dtype=np.float32,
-      block_size=2,
-    )
+    format = contract.block_format("int4_per_2", formats.INT4, np.float32, 2)
     x = jp.quantize(jnp.arange(32.0).reshape(4, 8), format)
     assert_same_bits(x.pack().unpack(), x)
     with self.assertRaisesRegex(

@@ -6,8 +6,6 @@ Nothing is quantized again, so all results are equal in all bits.
 """
 
 import functools
-import pathlib
-import tempfile
 
 import jax
 import jax.export
@@ -19,7 +17,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats
-from jaxplugin.testing import contract
+from jaxplugin.testing import contract, folders
 
 FORMATS = formats.FORMATS
 B200, A100 = jp.named_target("b200"), jp.named_target("a100")
@@ -455,8 +453,7 @@ class LegacyTest(parameterized.TestCase):
 
   def test_checkpoints_are_restored(self):
     today, then = self.tree()
-    directory = self.enter_context(tempfile.TemporaryDirectory())
-    path = pathlib.Path(directory) / "checkpoint"
+    path = folders.new(self) / "checkpoint"
     with ocp.StandardCheckpointer() as checkpointer:
       checkpointer.save(path, then)
       checkpointer.wait_until_finished()

@@ -4,21 +4,19 @@
 
 import errno
 import os
-import pathlib
 import sys
-import tempfile
 
 from absl.testing import absltest, parameterized
 
 from jaxplugin.cli import files
 from jaxplugin.stablehlo import modules
+from jaxplugin.testing import folders
 
 
 class FilesTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    directory = self.enter_context(tempfile.TemporaryDirectory())
-    self.directory = pathlib.Path(directory)
+    self.directory = folders.new(self)
     self.input = self.directory / "in.mlir"
     self.input.write_text("module {}")
 

@@ -4,9 +4,7 @@
 
 import argparse
 import importlib
-import pathlib
 import sys
-import tempfile
 from unittest import mock
 
 import jax
@@ -17,6 +15,7 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.cli import functions
 from jaxplugin.core import formats
+from jaxplugin.testing import folders
 
 # JAX lacks these dtypes, or has other names for them.
 NUMPY_NAMES = ("f4", "i4", "float", "int", "half", "object", "longdouble")
@@ -72,7 +71,7 @@ class FunctionTest(parameterized.TestCase):
       functions.function(text)
 
   def test_error_of_the_module_or_function_names_its_line(self):
-    directory = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    directory = folders.new(self)
     self.enter_context(
       mock.patch.object(sys, "path", [str(directory), *sys.path])
     )

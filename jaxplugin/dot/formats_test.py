@@ -18,12 +18,7 @@ from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.oracles import recipes_oracle
 
 ROWS, COLUMNS, K = 5, 130, 576  # neither is a multiple of 128
-INT4_64 = jp.BlockFormat(
-  name="int4_64",
-  values_dtype=ml_dtypes.int4,
-  scale_dtype=np.float32,
-  block_size=64,
-)
+INT4_64 = contract.block_format("int4_64", ml_dtypes.int4, np.float32, 64)
 COLUMNS_OF_K = (((1,), (0,)), ((), ()))  # lhs @ rhs
 
 

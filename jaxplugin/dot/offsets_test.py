@@ -17,24 +17,20 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.testing import contract
 from jaxplugin.testing.meshes import explicit
 
 BOUND = 16 * 2.0**-24  # docs/concepts/numerics.md
 ROWS, COLUMNS, K = 5, 130, 576  # neither is a multiple of 128
-INT8_64 = jp.BlockFormat(
-  name="int8_64_with_minima",
-  values_dtype=np.int8,
-  scale_dtype=np.float32,
-  block_size=64,
+INT8_64 = contract.block_format(
+  "int8_64_with_minima",
+  np.int8,
+  np.float32,
+  64,
   offset_dtype=ml_dtypes.bfloat16,
 )
-UINT8_ROW = jp.BlockFormat(
-  name="uint8_row",
-  values_dtype=np.int8,
-  scale_dtype=np.float32,
-  block_size=0,
-  offset_dtype=np.uint8,
-  code_offset=128,
+UINT8_ROW = contract.block_format(
+  "uint8_row", np.int8, np.float32, 0, offset_dtype=np.uint8, code_offset=128
 )
 FORMATS = (jp.UINT4_128, jp.UINT4_128_BF16, jp.UINT4_32_MIN, INT8_64, UINT8_ROW)
 
@@ -397,11 +393,11 @@ class PublicFunctionsTest(parameterized.TestCase):
 
   @parameterized.parameters((jnp.int8, "int8_32"), (jnp.int4, "int4_32"))
   def test_refusal_of_an_unnamed_format_names_another(self, values, other):
-    format = jp.BlockFormat(
-      name="own",
-      values_dtype=values,
-      scale_dtype=jnp.float16,
-      block_size=20,
+    format = contract.block_format(
+      "own",
+      values,
+      jnp.float16,
+      20,
       offset_dtype=jnp.uint8,
       code_offset=128 if values == jnp.int8 else 8,
     )

@@ -546,11 +546,8 @@ class TritonRowsTest(interpreted.RecordedTestCase):
 ROWS = 32_769
 MATVEC = (((0,), (1,)), ((), ()))
 RANK_7 = (2, 1, 3, 1, 2, 2, 32)
-OF_3 = jp.BlockFormat(
-  name="e4m3 of 3",
-  values_dtype=jp.MXFP8.values_dtype,
-  scale_dtype=jp.MXFP8.scale_dtype,
-  block_size=3,
+OF_3 = contract.block_format(
+  "e4m3 of 3", jp.MXFP8.values_dtype, jp.MXFP8.scale_dtype, 3
 )
 
 

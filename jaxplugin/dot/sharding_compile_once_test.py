@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 from unittest import mock
 
 import jax
@@ -21,7 +20,7 @@ import jaxplugin as jp
 from jaxplugin.jaxext import partitioner_private
 from jaxplugin.plugins import records, registry
 from jaxplugin.runtime import fingerprints
-from jaxplugin.testing import contract
+from jaxplugin.testing import acme_backend, contract, folders
 from jaxplugin.testing.measured import measured_tables
 
 DEVICES = 4
@@ -179,10 +178,9 @@ class NamesTest(parameterized.TestCase):
     self.assertTrue(names[0].isdisjoint(names[1]))
 
   def test_backends_of_others_have_no_names_that_last(self):
-    acme = {"name": "acme", "api_version": 1, "platforms": ("cpu",)}
     supports = lambda problem, target: "supports no call"
-    acme = jp.Backend(**acme, supports=supports, emit=lambda call: None)
-    found = records.UsableBackend(backend=acme, origin="acme 1.0")
+    backend = acme_backend.create(lambda call: None, supports=supports)
+    found = records.UsableBackend(backend=backend, origin="acme 1.0")
     usable = lambda operation=None: () if operation else (found,)
     with mock.patch.object(registry, "usable", usable):
       first, second = self.names(), self.names()
@@ -212,7 +210,7 @@ class NamesTest(parameterized.TestCase):
 class TwoProcessesTest(absltest.TestCase):
   @pytest.mark.full
   def test_the_second_one_finds_what_the_first_one_compiled(self):
-    folder = self.enter_context(tempfile.TemporaryDirectory())
+    folder = folders.new(self)
     found = []
     for _ in range(2):
       with contextlib.ExitStack() as stack:

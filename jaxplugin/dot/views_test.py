@@ -19,6 +19,7 @@ from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import dot_variants, variants
 from jaxplugin.tables import resolution
 from jaxplugin.testing import (
+  acme_backend,
   command_lines,
   contract,
   dot_problems,
@@ -63,15 +64,7 @@ def by_rows(call):
 
 
 def backend(emit=by_general_dot, **changes):
-  fields = dict(
-    name="acme",
-    api_version=1,
-    platforms=("cpu",),
-    supports=lambda problem, target: None,
-    emit=emit,
-    summary="made for tests",
-  )
-  return jp.Backend(**{**fields, **changes})
+  return acme_backend.create(emit, **{"summary": "made for tests", **changes})
 
 
 def with_print(call):
@@ -252,8 +245,7 @@ class GeneralRowsTest(dot_rows.DotRowsTestCase):
 
   def setUp(self):
     super().setUp()
-    jp.register_backend(backend(self.emit))
-    self.addCleanup(jp.backends.unregister_backend, "acme")
+    acme_backend.register(self, self.emit)
 
 
 class MatrixRowsTest(GeneralRowsTest):

@@ -23,6 +23,7 @@ from jaxplugin.core import formats, targets
 from jaxplugin.dot import problems
 from jaxplugin.explanation import estimates
 from jaxplugin.runtime import cpu_library, triton_library
+from jaxplugin.testing import acme_backend
 
 P = jax.sharding.PartitionSpec
 B200 = jp.named_target("b200", cudnn="9.13")
@@ -748,18 +749,8 @@ class FlopsTest(absltest.TestCase):
     )
 
   def test_ragged_dots_of_other_packages_are_added(self):
-    jp.register_backend(
-      jp.Backend(
-        name="acme",
-        api_version=1,
-        platforms=("cpu",),
-        supports=lambda problem, target: None,
-        emit=lambda call: jnp.zeros(call.shape, call.dtype),
-        operation="ragged_dot",
-      ),
-      first=True,
-    )
-    self.addCleanup(jp.backends.unregister_backend, "acme")
+    emit = lambda call: jnp.zeros(call.shape, call.dtype)
+    acme_backend.register(self, emit, first=True, operation="ragged_dot")
     weights = jp.quantize(jnp.ones((3, self.N, self.K)), "mxfp8", batch_dims=1)
     explanation = jp.explain(
       jp.ragged_dot,

@@ -378,16 +378,13 @@ class CompatibilityTest(parameterized.TestCase):
     self.assertEqual(reading.calls_in(now), reading.calls_in(then))
 
 
-NUM_DEVICES = 8
 M, N, K = 16, 64, 256
 
 
 class ExportCase(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    explicit.need_devices(self, NUM_DEVICES)
-    devices = np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 4)
-    self.mesh = jax.sharding.Mesh(devices, ("a", "b"))
+    self.mesh = explicit.mesh(self, kind=AxisType.Auto)
     self.rng = np.random.default_rng(0)
 
   def floats(self, *shape):

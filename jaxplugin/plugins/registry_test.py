@@ -7,9 +7,7 @@ import dataclasses
 import importlib
 import itertools
 import os
-import pathlib
 import sys
-import tempfile
 import textwrap
 import threading
 import warnings
@@ -24,7 +22,7 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.dot import backends
 from jaxplugin.plugins import registry
-from jaxplugin.testing import contract
+from jaxplugin.testing import acme_backend, contract, folders
 from jaxplugin.testing.measured import dot_tables
 
 MODULE_NUMBERS = itertools.count()
@@ -48,16 +46,8 @@ BACKEND = jp.Backend(
 
 def backend(name="acme", *, result=7.0, **changes):
   """Returns `result` for calls of one column."""
-  return jp.Backend(
-    **{
-      "name": name,
-      "api_version": 1,
-      "platforms": ("cpu",),
-      "supports": lambda problem, target: None,
-      "emit": lambda call: jnp.full(call.shape, result, call.dtype),
-      **changes,
-    }
-  )
+  emit = lambda call: jnp.full(call.shape, result, call.dtype)
+  return acme_backend.create(emit, **{"name": name, **changes})
 
 
 LAZY_PROXY = """
@@ -95,8 +85,9 @@ class RegistryTestCase(parameterized.TestCase):
     super().setUp()
     own = registry._State(own=backends.NAMES)
     self.enter_context(mock.patch.object(registry, "_state", own))
-    self.folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.enter_context(mock.patch.object(sys, "path", [self.folder, *sys.path]))
+    self.folder = folders.new(self)
+    found = [str(self.folder), *sys.path]
+    self.enter_context(mock.patch.object(sys, "path", found))
     self.setenv()
     self.addCleanup(registry._enter_key)
     registry._enter_key()
@@ -117,7 +108,7 @@ class RegistryTestCase(parameterized.TestCase):
       **modules: sources by the name of the entry point; None for an absent
         module.
     """
-    root = pathlib.Path(self.folder)
+    root = self.folder
     info = root / f"{distribution.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
@@ -259,7 +250,7 @@ class EntryPointTest(RegistryTestCase):
 
   def test_broken_metadata_of_one_distribution_stops_no_other(self):
     self.install("beta", bee=source("bee"), cat="raise ValueError('bad')")
-    metadata = pathlib.Path(self.folder, "beta-1.2.dist-info", "METADATA")
+    metadata = self.folder / "beta-1.2.dist-info" / "METADATA"
     metadata.write_bytes(b"\xff")
     self.install("alpha", ant=source("ant"))
     statuses, texts = self.statuses()
@@ -481,7 +472,7 @@ class ProcessTest(RegistryTestCase):
   @pytest.mark.full
   def test_nothing_is_loaded_before_the_first_decision(self):
     self.install("acme-dot", acme=source())
-    (module,) = pathlib.Path(self.folder).glob("third_party_*.py")
+    (module,) = self.folder.glob("third_party_*.py")
     program = f"""
       import sys
       import jaxplugin as jp

@@ -10,6 +10,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import formats
+from jaxplugin.testing import contract
 
 NEW = (
   *(
@@ -17,11 +18,9 @@ NEW = (
     for format in formats.NAMED[len(formats.KNOWN) :]
     if format.scales_codes
   ),
-  jp.BlockFormat(name="int4_64", values_dtype=ml_dtypes.int4,
-    scale_dtype=np.float32, block_size=64),
-  jp.BlockFormat(name="fp8_1x64_bf16", values_dtype=ml_dtypes.float8_e4m3fn,
-    scale_dtype=ml_dtypes.bfloat16, block_size=64),
-)  # fmt: skip
+  contract.block_format("int4_64", ml_dtypes.int4, np.float32, 64),
+  contract.block_format("fp8_1x64_bf16", formats.E4M3, formats.BF16, 64),
+)
 F32_MAX = float(np.finfo(np.float32).max)
 F32_TINY = float(np.finfo(np.float32).tiny)
 
@@ -154,12 +153,8 @@ class FormatsOfCheckpointsTest(parameterized.TestCase):
 
   def test_both_axes_take_all_arguments(self):
     x = np.random.default_rng(4).normal(size=(256, 128)).astype(np.float32)
-    format = jp.BlockFormat(
-      name="e2m1_e4m3_128",
-      values_dtype=formats.E2M1,
-      scale_dtype=formats.E4M3,
-      block_size=128,
-      has_global_scale=True,
+    format = contract.block_format(
+      "e2m1_e4m3_128", formats.E2M1, formats.E4M3, 128, has_global_scale=True
     )
     for array in jp.quantize_both(x, format, global_scale=0.5):
       np.testing.assert_array_equal(array.global_scale, np.full((1, 1), 0.5))

@@ -26,11 +26,8 @@ FP4 = (MXFP4, NVFP4)
 
 
 def fp4_per(block_size):
-  return formats.BlockFormat(
-    name=f"fp4_per_{block_size}",
-    values_dtype=formats.E2M1,
-    scale_dtype=formats.E8M0,
-    block_size=block_size,
+  return contract.block_format(
+    f"fp4_per_{block_size}", formats.E2M1, formats.E8M0, block_size
   )
 
 

@@ -15,6 +15,7 @@ import jaxplugin as jp
 from jaxplugin.dot import reference
 from jaxplugin.dot.backends import cpu
 from jaxplugin.runtime import cpu_library
+from jaxplugin.testing import contract
 
 # bitsandbytes' fp4: not in order, and with a zero of each sign.
 FP4 = tuple(
@@ -27,11 +28,11 @@ NEEDS_KERNELS = absltest.skipIf(
   jp.detect_target("cpu").cpu_kernels is None, "needs the CPU kernels"
 )
 # The codebook of GGUF's IQ4_NL (`kvalues_iq4nl` in ggml-common.h).
-IQ4 = jp.BlockFormat(
-  name="iq4",
-  values_dtype=ml_dtypes.int4,
-  scale_dtype=np.float16,
-  block_size=32,
+IQ4 = contract.block_format(
+  "iq4",
+  ml_dtypes.int4,
+  np.float16,
+  32,
   codebook=(
     *(-127, -104, -83, -65, -49, -35, -22, -10),
     *(1, 13, 25, 38, 53, 69, 89, 113),

@@ -12,28 +12,16 @@ import pytest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin.testing import contract
 
-INT8_64 = jp.BlockFormat(
-  name="int8_64",
-  values_dtype=np.int8,
-  scale_dtype=np.float32,
-  block_size=64,
-  offset_dtype=np.int8,
+INT8_64 = contract.block_format(
+  "int8_64", np.int8, np.float32, 64, offset_dtype=np.int8
 )
-INT4_64_MIN = jp.BlockFormat(
-  name="int4_64_min",
-  values_dtype=ml_dtypes.int4,
-  scale_dtype=ml_dtypes.bfloat16,
-  block_size=64,
-  offset_dtype=np.float32,
+INT4_64_MIN = contract.block_format(
+  "int4_64_min", ml_dtypes.int4, ml_dtypes.bfloat16, 64, offset_dtype=np.float32
 )
-UINT8_ROW = jp.BlockFormat(
-  name="uint8_row",
-  values_dtype=np.int8,
-  scale_dtype=np.float32,
-  block_size=0,
-  offset_dtype=np.uint8,
-  code_offset=128,
+UINT8_ROW = contract.block_format(
+  "uint8_row", np.int8, np.float32, 0, offset_dtype=np.uint8, code_offset=128
 )
 FORMATS = (
   jp.UINT4_128,

@@ -86,12 +86,7 @@ def drawn(impl):
   return lambda x: quantization.quantize(x, MXFP8, key=key)
 
 
-PER_16 = formats.BlockFormat(
-  name="mxfp8_per_16",
-  values_dtype=formats.E4M3,
-  scale_dtype=formats.E8M0,
-  block_size=16,
-)
+PER_16 = contract.block_format("mxfp8_per_16", formats.E4M3, formats.E8M0, 16)
 NVFP4_TRIP = lowerings.round_trip(NVFP4)
 BOTH, NEITHER = (1, 1), (0, 0)
 # (name, function, array, calls of the kernels that quantize and dequantize,

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.dot import backends
-from jaxplugin.testing import contract
+from jaxplugin.testing import acme_backend, contract
 from jaxplugin.testing.meshes import explicit
 
 M, N, K = 32, 256, 64
@@ -30,12 +30,8 @@ SIZES = jnp.array([20, 0, 7])
 CONTRACTED = jax.lax.RaggedDotDimensionNumbers(
   (((0,), (0,)), ((), ())), (0,), ()
 )
-SQUARE = jp.BlockFormat(
-  name="square",
-  values_dtype=jnp.float8_e4m3fn,
-  scale_dtype=jnp.float32,
-  block_size=16,
-  block_rows=16,
+SQUARE = contract.block_format(
+  "square", jnp.float8_e4m3fn, jnp.float32, 16, block_rows=16
 )
 OutFormat = jp.OutFormat
 STRAIGHT_THROUGH = {"derivative": "straight_through"}
@@ -298,15 +294,8 @@ class FusedTest(parameterized.TestCase):
 
 class PluginTest(parameterized.TestCase):
   def test_backend_of_another_package_does_not_see_out_format(self):
-    backend = jp.Backend(
-      name="acme",
-      api_version=1,
-      platforms=("cpu",),
-      supports=lambda problem, target: None,
-      emit=lambda call: jnp.full(call.shape, 7.0, call.dtype),
-    )
-    jp.register_backend(backend, first=True)
-    self.addCleanup(jp.backends.unregister_backend, "acme")
+    emit = lambda call: jnp.full(call.shape, 7.0, call.dtype)
+    acme_backend.register(self, emit, first=True)
     function = lambda x: jp.linear(x, w_q(), out_format="mxfp8")
     sevens = jnp.full((M, N), 7.0)
     contract.assert_same_bits(function(X), jp.quantize(sevens, "mxfp8"))

@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`accept_quantized` and models of linen, nnx and equinox, also on meshes."""
 
-import pathlib
 import pickle
-import tempfile
 import warnings
 
 import equinox as eqx
@@ -17,15 +15,13 @@ import orbax.checkpoint as ocp
 import pytest
 from absl.testing import parameterized
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.testing import contract
-from jaxplugin.testing.meshes.explicit import need_devices
+from jaxplugin.testing import contract, folders
+from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.models import dequantized, normal
-
-NUM_DEVICES = 4
 
 
 class Block(nn.Module):
@@ -161,9 +157,7 @@ class PlacedTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    need_devices(self, NUM_DEVICES)
-    devices = np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 2)
-    self.mesh = jax.sharding.Mesh(devices, ("a", "b"))
+    self.mesh = explicit.mesh(self, kind=AxisType.Auto, sizes=(2, 2))
 
   def sharding(self, *spec):
     return NamedSharding(self.mesh, P(*spec))
@@ -238,8 +232,7 @@ class PlacedTest(parameterized.TestCase):
   def test_checkpoints_are_restored_bitwise_to_another_sharding(self):
     params, _ = decoder()
     params_q, _ = jp.quantize_params(params, "nvfp4")
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    path = pathlib.Path(folder) / "state"
+    path = folders.new(self) / "state"
     with ocp.StandardCheckpointer() as saver:
       saver.save(path, params_q)
     shardings = jp.shardings(params_q, self.shardings(params))

@@ -6,10 +6,8 @@ import concurrent.futures
 import functools
 import json
 import os
-import pathlib
 import pickle
 import sys
-import tempfile
 import warnings
 from unittest import mock
 
@@ -25,7 +23,7 @@ import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.kernels.cpu import library
 from jaxplugin.runtime import cpu_library
-from jaxplugin.testing import contract
+from jaxplugin.testing import contract, folders
 
 NUM_THREADS = 8
 REAL_PATH = list(sys.path)
@@ -104,8 +102,7 @@ class OtherProcessTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.directory = pathlib.Path(folder)
+    self.directory = folders.new(self)
     self.values = jnp.arange(192.0).reshape(3, 64).astype(jnp.float8_e4m3fn)
     self.scale = jnp.ones((3, 2), jnp.float8_e8m0fnu)
     exact = np.asarray(self.values).astype(np.float64)
@@ -166,7 +163,7 @@ class TruncatedTest(parameterized.TestCase):
     whole = library.find().read_bytes()
     if whole[:6] != b"\x7fELF\x02\x01":
       self.skipTest("the library is not a 64-bit little-endian ELF file")
-    folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    folder = folders.new(self)
     lengths = [6, 63, 64, 1000, 4096, 100_000, len(whole) // 2, len(whole) - 1]
     paths = [folder / f"{length}.so" for length in (*lengths, len(whole))]
     for path in paths:
@@ -193,7 +190,7 @@ class TruncatedTest(parameterized.TestCase):
   )
   def test_what_is_another_file_is_left_to_the_loader(self, content):
     self.assertEqual(library.least_bytes(content[:64]), 0)
-    path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "x"
+    path = folders.new(self) / "x"
     path.write_bytes(content)
     with self.assertRaisesRegex(library.LibraryError, "x cannot be loaded: "):
       library.load(jax.ffi.include_dir(), path)
@@ -208,8 +205,7 @@ class SearchPathTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    directory = self.enter_context(tempfile.TemporaryDirectory())
-    root = pathlib.Path(directory).resolve()
+    root = folders.new(self).resolve()
     self.checkout, self.site = root / "checkout", root / "site"
     self.here = self.checkout / "kernels" / "cpu"
     self.built = self.checkout / "build" / "cpu"
@@ -287,8 +283,7 @@ class SourcesTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.directory = pathlib.Path(folder)
+    self.directory = folders.new(self)
     for name in ("CMakeLists.txt", "a.cc", "b.h", "dot/c.inl", "tests/d.cc"):
       path = self.directory / name
       path.parent.mkdir(exist_ok=True)
@@ -379,7 +374,7 @@ class AvailableCoresTest(parameterized.TestCase):
     ("another controller", "4:cpuset:/", {"cpu/cpu.cfs_quota_us": "1"}, 0),
   )  # fmt: skip
   def test_quotas_of_cgroups_limit_it(self, lines, files, expected):
-    root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    root = folders.new(self)
     if lines is not None:
       (root / "self").mkdir()
       (root / "self" / "cgroup").write_text(lines + "\n")

@@ -4,14 +4,13 @@
 
 import dataclasses
 import os
-import pathlib
-import tempfile
 from unittest import mock
 
 from absl.testing import absltest, parameterized
 
 from jaxplugin.core import targets
 from jaxplugin.runtime import fingerprints
+from jaxplugin.testing import folders
 
 B200 = targets.named_target("b200", cudnn="9.13")
 LATER_NS = 2**63  # later than any file of today
@@ -21,7 +20,7 @@ SOURCES = mock.patch.object(fingerprints, "_sources", lambda: "digest")
 
 class FingerprintsTest(parameterized.TestCase):
   def folder(self):
-    return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    return folders.new(self)
 
   def test_what_is_asked_for_decides(self):
     with SOURCES:
@@ -72,8 +71,7 @@ class FingerprintsTest(parameterized.TestCase):
 class SourcesTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.folder = pathlib.Path(folder)
+    self.folder = folders.new(self)
     (self.folder / "room").mkdir()
     (self.folder / "room" / "a.py").write_text("a = 1\n")
     (self.folder / "b.py").write_text("b = 1\n")

@@ -7,9 +7,7 @@ Payloads have everything except TTIR and paths, and the right PTX version.
 
 import importlib.util
 import os
-import pathlib
 import re
-import tempfile
 import zlib
 from unittest import mock
 
@@ -24,7 +22,7 @@ from jaxplugin.jaxext import jaxlib_private
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.runtime import triton_calls, triton_library
 from jaxplugin.stablehlo import modules
-from jaxplugin.testing import installed, written_modules
+from jaxplugin.testing import folders, installed, written_modules
 
 FFI, LEGACY = triton_calls.FFI_CALL, triton_calls.LEGACY_CALL
 H200 = jp.named_target("h200")
@@ -303,7 +301,7 @@ class OptimizedTest(parameterized.TestCase):
 
   def compiled(self, target):
     """Returns optimized HLO, and the order of launches from XLA's dump."""
-    folder = self.enter_context(tempfile.TemporaryDirectory())
+    folder = folders.new(self)
     mesh = deviceless.mesh(H200)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=sharding)
@@ -313,13 +311,13 @@ class OptimizedTest(parameterized.TestCase):
         .lower(x)
         .compile(
           compiler_options={
-            "xla_dump_to": folder,
+            "xla_dump_to": str(folder),
             "xla_dump_hlo_as_text": True,
             "xla_gpu_graph_min_graph_size": 1,
           }
         )
       )
-    (path,) = pathlib.Path(folder).glob("*thunk_sequence_after_thunk_passes*")
+    (path,) = folder.glob("*thunk_sequence_after_thunk_passes*")
     return compiled.as_text(), path.read_text()
 
   @parameterized.parameters(FFI, LEGACY)

@@ -7,11 +7,11 @@ import os
 import pathlib
 import random
 import socket
-import tempfile
 
 from absl.testing import parameterized
 
 from jaxplugin.tables import reading, records
+from jaxplugin.testing import folders
 from jaxplugin.testing.measured import measured_tables, users
 
 TABLE = measured_tables.table()
@@ -285,8 +285,7 @@ UNREADABLE = {
 class FileTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.path = pathlib.Path(folder) / "table.json"
+    self.path = folders.new(self) / "table.json"
 
   def test_a_file_is_read_through_a_link(self):
     self.path.write_text(TEXT)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import tempfile
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +16,7 @@ import safetensors.numpy
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.testing import contract
+from jaxplugin.testing import contract, folders
 
 F8 = np.dtype(ml_dtypes.float8_e4m3fn)
 E8 = np.dtype(ml_dtypes.float8_e8m0fnu)
@@ -135,7 +134,7 @@ class CheckpointTestCase(parameterized.TestCase):
 
   def empty(self) -> pathlib.Path:
     """Returns a new folder."""
-    return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    return folders.new(self)
 
   def write(self, data: bytes, name: str = "x.safetensors") -> pathlib.Path:
     """Returns a new file of these bytes."""

@@ -4,9 +4,7 @@
 
 import contextlib
 import io
-import pathlib
 import sys
-import tempfile
 from collections.abc import Iterator
 from unittest import mock
 
@@ -14,6 +12,7 @@ from absl import logging
 from absl.testing import parameterized
 
 from jaxplugin import __main__ as main
+from jaxplugin.testing import folders
 
 
 @contextlib.contextmanager
@@ -32,8 +31,7 @@ class CommandLineTestCase(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    directory = self.enter_context(tempfile.TemporaryDirectory())
-    self.directory = pathlib.Path(directory)
+    self.directory = folders.new(self)
 
   def write(self, name, data):
     path = self.directory / name

@@ -68,6 +68,19 @@ _SCALE_EXPONENT: Final = 30  # E8M0 scales of random data: 2^-30 to 2^30
 STORAGES: Final = ("raw", "padded", "scaled_array", "swizzled")
 
 
+def block_format(
+  name: str, values: Any, scale: Any, block_size: int, **fields: Any
+) -> formats.BlockFormat:
+  """Returns a format of dtypes; `fields` are further ones of the record."""
+  return formats.BlockFormat(
+    name=name,
+    values_dtype=values,
+    scale_dtype=scale,
+    block_size=block_size,
+    **fields,
+  )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OperandCase:
   """One operand to be made.

@@ -15,6 +15,7 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin import testing
 from jaxplugin.quantization import operations, problems
+from jaxplugin.testing import acme_backend
 
 SHAPES = ((2, 5, 96),)
 FORMATS = (jp.MXFP8, jp.NVFP4)
@@ -88,23 +89,9 @@ def ragged_dot_of_every_row(call):
   return ragged_sums(call).astype(call.dtype)
 
 
-def backend(emit, operation, **changes):
-  return jp.Backend(
-    **{
-      "name": "acme",
-      "api_version": 1,
-      "platforms": ("cpu",),
-      "supports": lambda problem, target: None,
-      "emit": emit,
-      "operation": operation,
-      **changes,
-    }
-  )
-
-
 @pytest.mark.sample(1)
 class QuantizeTest(testing.QuantizeBackendSuite):
-  backend = backend(quantize, "quantize")
+  backend = acme_backend.create(quantize, operation="quantize")
   formats = FORMATS
   shapes = SHAPES
   axes = (-1, -2)
@@ -112,14 +99,14 @@ class QuantizeTest(testing.QuantizeBackendSuite):
 
 @pytest.mark.sample(1)
 class DequantizeTest(testing.DequantizeBackendSuite):
-  backend = backend(dequantize, "dequantize")
+  backend = acme_backend.create(dequantize, operation="dequantize")
   formats = FORMATS
   shapes = SHAPES
   axes = (-1, -2)
 
 
 class RaggedTest(testing.RaggedBackendSuite):
-  backend = backend(ragged_dot, "ragged_dot")
+  backend = acme_backend.create(ragged_dot, operation="ragged_dot")
   kinds = ((jp.MXFP8, jp.MXFP8), (jnp.bfloat16, jp.MXFP4))
   sizes = ((3, 7, 5, 64),)
 
@@ -145,7 +132,7 @@ class WrongBackendTest(parameterized.TestCase):
   def test_quantize(self, emit, name):
     found = failures(
       testing.QuantizeBackendSuite,
-      backend=backend(emit, "quantize"),
+      backend=acme_backend.create(emit, operation="quantize"),
       formats=(jp.NVFP4,),
       shapes=((2, 64),),
     )
@@ -155,7 +142,9 @@ class WrongBackendTest(parameterized.TestCase):
   def test_dequantize(self):
     found = failures(
       testing.DequantizeBackendSuite,
-      backend=backend(dequantize_by_last_scale, "dequantize"),
+      backend=acme_backend.create(
+        dequantize_by_last_scale, operation="dequantize"
+      ),
       formats=(jp.MXFP8,),
       shapes=((2, 64),),
     )
@@ -174,7 +163,7 @@ class WrongBackendTest(parameterized.TestCase):
   def test_ragged_dot(self, emit, expected):
     found = failures(
       testing.RaggedBackendSuite,
-      backend=backend(emit, "ragged_dot"),
+      backend=acme_backend.create(emit, operation="ragged_dot"),
       kinds=((jp.MXFP8, jp.MXFP8),),
       sizes=((2, 4, 3, 32),),
     )
@@ -183,8 +172,10 @@ class WrongBackendTest(parameterized.TestCase):
   def test_backend_that_refuses_fails(self):
     found = failures(
       testing.QuantizeBackendSuite,
-      backend=backend(
-        quantize, "quantize", supports=lambda p, t: "supports no array"
+      backend=acme_backend.create(
+        quantize,
+        operation="quantize",
+        supports=lambda p, t: "supports no array",
       ),
       formats=(jp.MXFP8,),
       shapes=((2, 64),),
@@ -196,8 +187,9 @@ class InterfaceTest(parameterized.TestCase):
   """Answers and results of backends of other operations are checked."""
 
   def register(self, emit, operation, **changes):
-    jp.register_backend(backend(emit, operation, **changes), first=True)
-    self.addCleanup(jp.backends.unregister_backend, "acme")
+    acme_backend.register(
+      self, emit, first=True, operation=operation, **changes
+    )
 
   @parameterized.parameters(
     (lambda call: None, "got None"),
@@ -257,9 +249,11 @@ class InterfaceTest(parameterized.TestCase):
 
   def test_one_name_may_have_several_operations(self):
     self.register(quantize, "quantize")
-    jp.register_backend(backend(dequantize, "dequantize"), first=True)
+    jp.register_backend(
+      acme_backend.create(dequantize, operation="dequantize"), first=True
+    )
     with self.assertRaisesRegex(ValueError, "'acme' is taken"):
-      jp.register_backend(backend(quantize, "quantize"))
+      jp.register_backend(acme_backend.create(quantize, operation="quantize"))
     self.assertEqual(
       [str(status) for status in jp.backends.statuses()],
       [

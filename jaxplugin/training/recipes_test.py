@@ -16,6 +16,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
+from jaxplugin.testing import contract
 from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.oracles import gradients_oracle, recipes_oracle
 
@@ -119,11 +120,8 @@ class ValuesTest(parameterized.TestCase):
       np.testing.assert_array_equal(found, expected, str(fields))
 
 
-OWN_FORMAT = jp.BlockFormat(
-  name="own",
-  values_dtype=jp.MXFP8.values_dtype,
-  scale_dtype=jp.MXFP8.scale_dtype,
-  block_size=24,
+OWN_FORMAT = contract.block_format(
+  "own", jp.MXFP8.values_dtype, jp.MXFP8.scale_dtype, 24
 )
 
 # A recipe, the fields that are wrong, the error and words of its message.

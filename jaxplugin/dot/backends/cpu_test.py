@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-import tempfile
 from unittest import mock
 
 import jax
@@ -25,7 +24,7 @@ from jaxplugin.dot import backends
 from jaxplugin.dot.backends import cpu
 from jaxplugin.kernels.cpu import library
 from jaxplugin.tables import resolution
-from jaxplugin.testing import contract, dot_problems
+from jaxplugin.testing import contract, dot_problems, folders
 from jaxplugin.testing.dot_suite import dot_rows, suite
 
 pytestmark = pytest.mark.smoke
@@ -100,12 +99,7 @@ class LayoutTest(absltest.TestCase):
 
 
 # The format to which precision="fastest" quantizes rows.
-ROWS = jp.BlockFormat(
-  name="int8_32_f32",
-  values_dtype=np.int8,
-  scale_dtype=np.float32,
-  block_size=32,
-)
+ROWS = contract.block_format("int8_32_f32", np.int8, np.float32, 32)
 # The bound of docs/concepts/numerics.md with rows that are already quantized.
 FASTEST_BOUND = 18 * 2.0**-24
 
@@ -249,12 +243,8 @@ class GateTest(parameterized.TestCase):
       formats.SCALE_DTYPES,
       (16, 48, 64, 128, 1000),
     ):
-      own = jp.BlockFormat(
-        name="own",
-        values_dtype=elements[0],
-        scale_dtype=scale,
-        block_size=block_size,
-        fraction_bits=elements[1],
+      own = contract.block_format(
+        "own", elements[0], scale, block_size, fraction_bits=elements[1]
       )
       problem = make_problem(own, k=480)
       self.assertIsNone(self.reason(problem), own)
@@ -382,8 +372,7 @@ class LibraryTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.directory = pathlib.Path(folder)
+    self.directory = folders.new(self)
 
   def find_error(self):
     with self.assertRaises(library.LibraryError) as caught:

@@ -8,8 +8,6 @@ Tables come from a context and from the user's files.
 import contextlib
 import dataclasses
 import functools
-import pathlib
-import tempfile
 import threading
 import warnings
 from unittest import mock
@@ -25,6 +23,7 @@ from jaxplugin.dot import backends, problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import records, resolution
+from jaxplugin.testing import folders
 from jaxplugin.testing.measured import dot_tables
 from jaxplugin.testing.meshes import explicit
 
@@ -51,8 +50,7 @@ def choose(*tables, m=64, target=H200, requested=None, **changes):
 class FolderTestCase(absltest.TestCase):
   def setUp(self):
     super().setUp()
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.folder = pathlib.Path(folder)
+    self.folder = folders.new(self)
     self.path = self.folder / "mine.json"
 
   def write(self, name, *rows, **changes):

@@ -24,7 +24,7 @@ import jaxplugin as jp
 from jaxplugin.core import formats, targets
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.runtime import triton_library
-from jaxplugin.testing import dot_problems, installed
+from jaxplugin.testing import contract, dot_problems, installed
 
 # No workspace of partial sums has the size of an operand.
 M, N, K = 512, 704, 1664
@@ -57,11 +57,8 @@ def spec(format, *shape, **options):
 
 
 def own_format(values, scale, size):
-  return jp.BlockFormat(
-    name=f"own {values} {scale} {size}",
-    values_dtype=values,
-    scale_dtype=scale,
-    block_size=size,
+  return contract.block_format(
+    f"own {values} {scale} {size}", values, scale, size
   )
 
 

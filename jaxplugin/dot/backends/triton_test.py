@@ -281,11 +281,11 @@ class Case:
 
   @property
   def format(self) -> formats.BlockFormat:
-    return formats.BlockFormat(
-      name=f"own {self.values} {self.scale} {self.size}",
-      values_dtype=self.values,
-      scale_dtype=self.scale,
-      block_size=self.size,
+    return contract.block_format(
+      f"own {self.values} {self.scale} {self.size}",
+      self.values,
+      self.scale,
+      self.size,
       fraction_bits=self.q,
     )
 

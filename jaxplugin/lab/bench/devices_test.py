@@ -3,7 +3,6 @@
 """Devices, caches and what files say of them."""
 
 import pathlib
-import tempfile
 
 import jax
 from absl.testing import absltest, parameterized
@@ -11,6 +10,7 @@ from absl.testing import absltest, parameterized
 import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.lab.bench import devices
+from jaxplugin.testing import folders
 
 
 class CacheTest(parameterized.TestCase):
@@ -21,7 +21,7 @@ class CacheTest(parameterized.TestCase):
     ({"index0": "many"}, 64 << 20),
   )
   def test_largest_cache_of_the_system_counts(self, sizes, expected):
-    root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    root = folders.new(self)
     for name, text in sizes.items():
       (root / name).mkdir()
       (root / name / "size").write_text(text)

@@ -22,7 +22,7 @@ from jaxplugin.lab.bench import (
 )
 from jaxplugin.lab.bench.peers import codec_variants, dot_variants, verification
 from jaxplugin.lab.bench.report import results, table
-from jaxplugin.testing import bench_results, command_lines
+from jaxplugin.testing import acme_backend, bench_results, command_lines
 
 OPTIONAL = ("matplotlib", "rich", "torch")
 STEPS = "measuring the limits of this machine\nmeasuring 2 rows\n"
@@ -413,17 +413,7 @@ class BadArgumentsTest(BenchTestCase):
     self.check_error(["bench", "--platform", "cpu", *line.split()], pattern)
 
   def test_backends_of_the_ragged_dot_are_known(self):
-    jp.register_backend(
-      jp.Backend(
-        name="acme",
-        api_version=1,
-        platforms=("cpu",),
-        supports=lambda problem, target: None,
-        emit=lambda call: None,
-        operation="ragged_dot",
-      )
-    )
-    self.addCleanup(jp.backends.unregister_backend, "acme")
+    acme_backend.register(self, lambda call: None, operation="ragged_dot")
     self.check_error(
       ["bench", "--platform", "cpu", "--implementations", "acme,cuda"],
       "unknown --implementations 'cuda'; known: .*, acme, chosen",

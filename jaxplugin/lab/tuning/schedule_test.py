@@ -18,7 +18,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -31,7 +30,7 @@ from jaxplugin.lab.tuning import session, store, workload
 from jaxplugin.lab.tuning.candidates import listing
 from jaxplugin.lab.tuning.trials import jobs, machine, pool
 from jaxplugin.tables import reading, records
-from jaxplugin.testing import dot_problems
+from jaxplugin.testing import dot_problems, folders
 
 START_SECONDS: Final = 2.0  # of a simulated process
 GPU: Final = jp.named_target("h100")
@@ -253,9 +252,7 @@ def chosen_number(result):
 class ScheduleTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    self.folder = pathlib.Path(
-      self.enter_context(tempfile.TemporaryDirectory())
-    )
+    self.folder = folders.new(self)
 
   @parameterized.named_parameters(
     ("compilation_is_longer", 5.0, 2.0),
@@ -403,16 +400,13 @@ def run_until_killed(folder):
 
 class KilledTest(absltest.TestCase):
   def test_run_continues_after_kill_9(self):
-    folders = [
-      pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-      for _ in range(2)
-    ]
+    folder, other = folders.new(self), folders.new(self)
     program = (
       "import sys; from jaxplugin.lab.tuning import schedule_test;"
       "schedule_test.run_until_killed(sys.argv[1])"
     )
     killed = subprocess.Popen(
-      [sys.executable, "-c", program, str(folders[0])], stdout=subprocess.PIPE
+      [sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE
     )
     self.assertEqual(killed.stdout.readline(), b"waiting\n")
     os.kill(killed.pid, signal.SIGKILL)
@@ -420,7 +414,7 @@ class KilledTest(absltest.TestCase):
     self.assertEqual(killed.returncode, -signal.SIGKILL)
 
     items = [item(i) for i in range(COUNT)]
-    first, second = (Run(f, killed_table(items)) for f in folders)
+    first, second = (Run(f, killed_table(items)) for f in (folder, other))
     rows = reading.read(first.rows.path).rows
     self.assertEqual([row.size("m") for row in rows], [1, 2])
     # The crash was written before the timing started.

@@ -8,7 +8,6 @@ import io
 import pathlib
 import random
 import sys
-import tempfile
 import unittest.mock
 from typing import Final
 
@@ -23,7 +22,7 @@ from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.lab.tuning.trials import machine
 from jaxplugin.printing import console
 from jaxplugin.tables import records
-from jaxplugin.testing import dot_problems
+from jaxplugin.testing import dot_problems, folders
 from jaxplugin.testing.trials import faults
 
 FOLDER: Final = str(pathlib.Path(faults.__file__).parent)
@@ -109,9 +108,7 @@ def chosen_key(row):
 class SessionTestCase(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    self.folder = pathlib.Path(
-      self.enter_context(tempfile.TemporaryDirectory())
-    )
+    self.folder = folders.new(self)
 
   def tune(
     self,

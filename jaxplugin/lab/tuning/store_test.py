@@ -7,11 +7,9 @@ import errno
 import fcntl
 import json
 import os
-import pathlib
 import resource
 import subprocess
 import sys
-import tempfile
 from unittest import mock
 
 import pytest
@@ -20,6 +18,7 @@ from absl.testing import absltest
 from jaxplugin.lab import file_locks
 from jaxplugin.lab.tuning import store
 from jaxplugin.tables import reading, records
+from jaxplugin.testing import folders
 from jaxplugin.testing.measured import measured_tables, users
 
 TABLE = measured_tables.table()
@@ -28,8 +27,7 @@ TABLE = measured_tables.table()
 class Folder(absltest.TestCase):
   def setUp(self):
     super().setUp()
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.folder = pathlib.Path(folder)
+    self.folder = folders.new(self)
     self.path = self.folder / "table.json"
 
   def files(self):

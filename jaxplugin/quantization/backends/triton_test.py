@@ -25,7 +25,7 @@ from jaxplugin.lab.compilation import deviceless
 from jaxplugin.quantization import backends, problems, quantize_primitive
 from jaxplugin.quantization.backends import triton
 from jaxplugin.runtime import lowering, triton_library
-from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing import contract, quantization_lowerings
 from jaxplugin.testing.oracles import quantization_cases
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
@@ -279,11 +279,8 @@ def chosen(problem, target):
   return told.implementation, told.reason
 
 
-OTHER_FORMAT = formats.BlockFormat(
-  name="mxfp8_per_16",
-  values_dtype=formats.E4M3,
-  scale_dtype=formats.E8M0,
-  block_size=16,
+OTHER_FORMAT = contract.block_format(
+  "mxfp8_per_16", formats.E4M3, formats.E8M0, 16
 )
 
 

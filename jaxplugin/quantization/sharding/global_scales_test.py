@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import parameterized
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.testing import contract
-
-NUM_DEVICES = 8
+from jaxplugin.testing.meshes import explicit
 
 
 def numbers(*shape):
@@ -29,11 +29,7 @@ def numbers(*shape):
 class NamedAxesTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-    self.mesh = jax.sharding.Mesh(
-      np.array(jax.devices()[:NUM_DEVICES]).reshape(4, 2), ("x", "y")
-    )
+    self.mesh = explicit.mesh(self, ("x", "y"), AxisType.Auto, (4, 2))
 
   def mapped(self, function, in_specs, out_specs, **kwargs):
     mapped = jax.shard_map(
@@ -80,7 +76,7 @@ class NamedAxesTest(parameterized.TestCase):
     x = numbers(128, 256)
     scale_of = lambda x: jp.quantize(x, jp.NVFP4).global_scale
     scales = self.mapped(scale_of, P("x", "y"), P("x", "y"))(x)
-    self.assertLen(np.unique(scales), NUM_DEVICES)
+    self.assertLen(np.unique(scales), 8)
 
   def test_axes_over_which_x_is_not_split_change_nothing(self):
     x = numbers(32, 64)

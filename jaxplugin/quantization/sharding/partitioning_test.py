@@ -2,16 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharded arrays get the bits of one device, and results move as bytes."""
 
-import pathlib
 import re
-import tempfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
@@ -19,10 +17,10 @@ from jaxplugin.core import blocking
 from jaxplugin.lab.compilation import deviceless, traffic
 from jaxplugin.lab.planning import collectives as collectives_lib
 from jaxplugin.quantization import operands
-from jaxplugin.testing import contract, quantization_lowerings
+from jaxplugin.testing import contract, folders, quantization_lowerings
+from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.oracles import quantization_cases
 
-NUM_DEVICES = 8
 K = 2880  # 90 blocks of 32, which 8 devices do not share evenly
 COLLECTIVE = re.compile(
   r"= \(?(\w+)\[([\d,]*)\].*? (all-gather|all-reduce|reduce-scatter|all-to-all"
@@ -69,10 +67,7 @@ def blocked(dims, ndim, multiple):
 class MeshTestCase(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-    devices = np.array(jax.devices()[:NUM_DEVICES])
-    self.mesh = jax.sharding.Mesh(devices.reshape(4, 2), ("x", "y"))
+    self.mesh = explicit.mesh(self, ("x", "y"), AxisType.Auto, (4, 2))
 
   def put(self, x, *spec):
     return jax.device_put(np.asarray(x), NamedSharding(self.mesh, P(*spec)))
@@ -248,15 +243,15 @@ class OptimizedTest(MeshTestCase):
     x = jax.ShapeDtypeStruct(
       (512, 256), jnp.bfloat16, sharding=NamedSharding(mesh, P("x"))
     )
-    folder = self.enterContext(tempfile.TemporaryDirectory())
+    folder = folders.new(self)
     with jp.use_target(target):
       lowered = jax.jit(lambda x: jp.quantize(x, jp.NVFP4)).lower(x)
-      compiled = lowered.compile({"xla_dump_to": folder})
+      compiled = lowered.compile({"xla_dump_to": str(folder)})
     # Those that four programs of each have found, of 16 rows.
     self.assertEqual(
       collectives(compiled.as_text()), [("all-reduce", "u32", 4)]
     )
-    kernels = [path.read_text() for path in pathlib.Path(folder).glob("*.ptx")]
+    kernels = [path.read_text() for path in folder.glob("*.ptx")]
     if not kernels:
       self.skipTest("XLA of this jaxlib wrote no PTX")
     self.assertEmpty([text for text in kernels if "all_reduce" in text])

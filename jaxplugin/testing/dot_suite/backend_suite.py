@@ -346,12 +346,7 @@ def _problems() -> list[jp.backends.Problem]:
     jp.backends.OperandProblem(format=None, dtype=dtype)
     for dtype in contract.RESULT_DTYPES
   ]
-  own = jp.BlockFormat(
-    name="own",
-    values_dtype=formats.E4M3,
-    scale_dtype=formats.E8M0,
-    block_size=64,
-  )
+  own = contract.block_format("own", formats.E4M3, formats.E8M0, 64)
   blocked = [
     jp.backends.OperandProblem(
       format=format, dtype=format.array_dtype, scale_layout=layout

@@ -12,6 +12,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin import testing
+from jaxplugin.testing import acme_backend
 
 SIZES = ((2, 3, 5, 64),)
 
@@ -102,16 +103,8 @@ class Fickle:
 
 
 def backend(emit=right, **changes):
-  fields = dict(
-    name="planted",
-    api_version=1,
-    platforms=("cpu",),
-    supports=lambda problem, target: None,
-    emit=emit,
-    is_portable=True,
-    takes_symbolic_sizes=True,
-  )
-  return jp.Backend(**{**fields, **changes})
+  flags = {"is_portable": True, "takes_symbolic_sizes": True}
+  return acme_backend.create(emit, **{"name": "planted", **flags, **changes})
 
 
 def failed(planted, *prefixes, **attributes):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import unittest
 from typing import Any, Final
 
@@ -27,10 +28,11 @@ def mesh(
   test: unittest.TestCase,
   axes: tuple[str, str] = ("a", "b"),
   kind: AxisType = AxisType.Explicit,
+  sizes: tuple[int, int] = SIZES,
 ) -> Any:
-  """A mesh of `SIZES`; skips the test if there are fewer devices."""
-  need_devices(test)
-  return jax.make_mesh(SIZES, axes, axis_types=(kind,) * 2)
+  """Returns a mesh; skips the test if there are fewer devices."""
+  need_devices(test, math.prod(sizes))
+  return jax.make_mesh(sizes, axes, axis_types=(kind,) * 2)
 
 
 def put(mesh: Any, tree: Any, spec: P) -> Any:

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import pathlib
 import sys
-import tempfile
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +15,7 @@ from jaxplugin.core import targets
 from jaxplugin.lab.bench import execution
 from jaxplugin.lab.bench.libraries import ggml_dot, processes, worker
 from jaxplugin.lab.bench.peers import dot_variants, operand_sets
-from jaxplugin.testing import bench_results, fake_library
+from jaxplugin.testing import bench_results, fake_library, folders
 
 ERROR = 2**-8  # of the made-up library
 SHAPE = "3x40x64"
@@ -185,10 +184,10 @@ class MissingTest(parameterized.TestCase):
     with absltest.mock.patch.dict(os.environ):
       os.environ.pop(ggml_dot.DIRECTORY, None)
       self.assertIn("JAXPLUGIN_GGML_DIR must name", processes.missing("ggml"))
-      folder = self.enter_context(tempfile.TemporaryDirectory())
-      os.environ[ggml_dot.DIRECTORY] = folder
+      folder = folders.new(self)
+      os.environ[ggml_dot.DIRECTORY] = str(folder)
       self.assertIn("unpack the npm package", processes.missing("ggml"))
-      (pathlib.Path(folder) / "libggml-cpu-x64.so").touch()
+      (folder / "libggml-cpu-x64.so").touch()
       self.assertEqual(processes.missing("ggml"), "")
 
   def test_libraries_are_imported_only_by_their_processes(self):

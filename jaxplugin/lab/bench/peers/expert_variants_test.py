@@ -14,7 +14,7 @@ import jaxplugin as jp
 from jaxplugin.lab.bench import execution, measurement
 from jaxplugin.lab.bench.peers import expert_variants, verification
 from jaxplugin.lab.bench.report import table
-from jaxplugin.testing import bench_results
+from jaxplugin.testing import acme_backend, bench_results
 
 SHAPE = "experts:3x2of5x96x64"
 _WAYS = ("lax", "loop", "scan", "take")
@@ -127,18 +127,7 @@ class VariantsTest(parameterized.TestCase):
       rows = call.lhs.dequantized().astype(jnp.float32)
       return call.finish(jnp.einsum("mk,mnk->mn", rows, weights))
 
-    jp.register_backend(
-      jp.Backend(
-        name="acme",
-        api_version=1,
-        platforms=("cpu",),
-        supports=lambda problem, target: None,
-        emit=multiply,
-        operation="ragged_dot",
-      ),
-      first=True,
-    )
-    self.addCleanup(jp.backends.unregister_backend, "acme")
+    acme_backend.register(self, multiply, first=True, operation="ragged_dot")
     for names in (["chosen"], None):
       first = _made(SHAPE, "bf16xmxfp4").ours(names)[0]
       self.assertEqual((first.name, first.is_chosen), ("acme", True))

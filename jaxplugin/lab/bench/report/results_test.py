@@ -8,21 +8,19 @@ import json
 import operator
 import os
 import pathlib
-import tempfile
 from unittest import mock
 
 from absl.testing import absltest, parameterized
 
 from jaxplugin.lab import file_locks
 from jaxplugin.lab.bench.report import results
-from jaxplugin.testing import bench_results
+from jaxplugin.testing import bench_results, folders
 
 
 class FileTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    directory = self.enter_context(tempfile.TemporaryDirectory())
-    self.path = pathlib.Path(directory) / "r.json"
+    self.path = folders.new(self) / "r.json"
 
   def test_what_was_written_is_read(self):
     wrong = bench_results.variant(
@@ -135,7 +133,7 @@ class AppendTest(absltest.TestCase):
       bench_results.row(variant, row=row, seconds=seconds)
       for row, seconds in (("1", 1.0), ("2", 1.0), ("3", 1.0), ("1", 2.0))
     )
-    folder = self.enter_context(tempfile.TemporaryDirectory())
+    folder = folders.new(self)
     path = os.path.join(folder, "r.json")
     results.append(bench_results.run(first), path)
     results.append(bench_results.run(second, again), path)

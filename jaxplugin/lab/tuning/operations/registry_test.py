@@ -4,8 +4,6 @@
 
 import contextlib
 import dataclasses
-import pathlib
-import tempfile
 from unittest import mock
 
 import jax
@@ -28,7 +26,7 @@ from jaxplugin.operation import failures
 from jaxplugin.quantization import problems as quantization
 from jaxplugin.ragged import calls
 from jaxplugin.tables import resolution
-from jaxplugin.testing import prologue_cases
+from jaxplugin.testing import folders, prologue_cases
 
 F32 = np.dtype(np.float32)
 TARGET = targets.detect_target("cpu")
@@ -119,19 +117,19 @@ class CheckedTest(parameterized.TestCase):
   def test_a_wrong_candidate_writes_a_file(self):
     (problem,) = of_shapes("8x32x64", "mxfp8")
     candidate = listing.TrialCandidate(implementation="xla")
-    folder = self.enter_context(tempfile.TemporaryDirectory())
+    folder = folders.new(self)
     wrong = dataclasses.replace(
       xla.BACKEND, emit=lambda *args: xla.BACKEND.emit(*args) + 1
     )
     with (
-      mock.patch.dict("os.environ", {failures.VARIABLE: folder}),
+      mock.patch.dict("os.environ", {failures.VARIABLE: str(folder)}),
       mock.patch.dict(backends.BACKENDS, {"xla": wrong}),
       self.assertRaisesRegex(
         operands.InexactResultError, f"jaxplugin repro {folder}"
       ),
     ):
       check(problem, candidate)
-    (path,) = pathlib.Path(folder).glob("jaxplugin-tuner-*.zip")
+    (path,) = folder.glob("jaxplugin-tuner-*.zip")
     with mock.patch.dict(backends.BACKENDS, {"xla": wrong}):
       jax.clear_caches()
       self.assertEqual(repro.replay(path).first_wrong, 0)

@@ -8,7 +8,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import unittest
@@ -18,6 +17,7 @@ import pytest
 from absl.testing import absltest
 
 from jaxplugin.lab.tuning.trials import pool
+from jaxplugin.testing import folders
 from jaxplugin.testing.trials import faults
 
 FOLDER: Final = str(pathlib.Path(faults.__file__).parent)
@@ -61,7 +61,7 @@ class PoolTest(absltest.TestCase):
     return self.enter_context(found)
 
   def folder(self):
-    return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    return folders.new(self)
 
   def test_outcomes_come_in_the_order_of_the_jobs(self):
     jobs = [job("give", i) for i in range(7)]
@@ -191,6 +191,7 @@ for suffix in ("", ".lab", ".lab.tuning", ".lab.tuning.trials", ".runtime"):
   package.__path__ = [sys.argv[1] + suffix.replace(".", "/")]
   sys.modules[name] = package
 from jaxplugin.lab.tuning.trials import pool
+from jaxplugin.testing import folders
 workers = pool.Pool(
   1,
   10**9,
