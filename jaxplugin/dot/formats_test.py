@@ -47,20 +47,24 @@ class FormatsTest(parameterized.TestCase):
 
 
 class DotTest(FormatsTest):
-  @parameterized.parameters(
-    (jp.FP8_1X128, jp.FP8_128X128),
-    (jp.FP8_1X128_E8M0, jp.FP8_128X128_E8M0),
-    (jp.INT8_ROW, jp.INT4_128),
-    (jp.FP8_128X128, jp.MXINT8),
-    (jnp.float16, jp.FP8_128X128),
-    (jp.INT8_32, jnp.float32),
-    (jnp.float32, INT4_64),
-    (jnp.float32, jp.INT4_128, 33),  # odd, so not packed
-  )
-  def test_product_is_within_the_bound(self, lhs_format, rhs_format, k=K):
-    lhs = operand(0, lhs_format, ROWS, k)
-    rhs = operand(1, rhs_format, COLUMNS, k)
-    self.assert_is_product(jax.jit(jp.block_scaled_dot)(lhs, rhs), lhs, rhs)
+  def test_product_is_within_the_bound(self):
+    pairs = [
+      (operand(0, lhs, ROWS, k), operand(1, rhs, COLUMNS, k))
+      for lhs, rhs, k in (
+        (jp.FP8_1X128, jp.FP8_128X128, K),
+        (jp.FP8_1X128_E8M0, jp.FP8_128X128_E8M0, K),
+        (jp.INT8_ROW, jp.INT4_128, K),
+        (jp.FP8_128X128, jp.MXINT8, K),
+        (jnp.float16, jp.FP8_128X128, K),
+        (jp.INT8_32, jnp.float32, K),
+        (jnp.float32, INT4_64, K),
+        (jnp.float32, jp.INT4_128, 33),  # odd, so not packed
+      )
+    ]
+    run = jax.jit(lambda pairs: [jp.block_scaled_dot(*pair) for pair in pairs])
+    for found, (lhs, rhs) in zip(run(pairs), pairs, strict=True):
+      with self.subTest(f"{lhs.dtype} {rhs.dtype}"):
+        self.assert_is_product(found, lhs, rhs)
 
   def test_square_blocks_are_contracted_along_both_dimensions(self):
     w = operand(0, jp.FP8_128X128, COLUMNS, K)
@@ -120,19 +124,22 @@ class DotTest(FormatsTest):
 
 
 class RaggedDotTest(FormatsTest):
-  @parameterized.parameters(
-    (jp.FP8_1X128, jp.FP8_128X128),
-    (jnp.float32, jp.INT4_128),
-    (jnp.float32, jp.INT8_ROW),
-  )
-  def test_each_group_has_its_product(self, lhs_format, rhs_format):
-    x = operand(0, lhs_format, 10, 200)
-    w = operand(1, rhs_format, 3, COLUMNS, 200)
+  def test_each_group_has_its_product(self):
+    pairs = [
+      (operand(0, lhs, 10, 200), operand(1, rhs, 3, COLUMNS, 200))
+      for lhs, rhs in (
+        (jp.FP8_1X128, jp.FP8_128X128),
+        (jnp.float32, jp.INT4_128),
+        (jnp.float32, jp.INT8_ROW),
+      )
+    ]
     sizes = np.array([3, 0, 5])
-    y = np.asarray(jax.jit(jp.ragged_dot)(x, w, sizes))
-    self.assert_is_product(y[:3], floats(x)[:3], floats(w)[0])
-    self.assert_is_product(y[3:8], floats(x)[3:8], floats(w)[2])
-    np.testing.assert_array_equal(y[8:], 0)
+    run = jax.jit(lambda pairs: [jp.ragged_dot(*p, sizes) for p in pairs])
+    for y, (x, w) in zip(map(np.asarray, run(pairs)), pairs, strict=True):
+      with self.subTest(w.format.name):
+        self.assert_is_product(y[:3], floats(x)[:3], floats(w)[0])
+        self.assert_is_product(y[3:8], floats(x)[3:8], floats(w)[2])
+        np.testing.assert_array_equal(y[8:], 0)
 
   def test_rows_are_contracted_in_groups_of_blocks(self):
     x = contract.quantized(normal(0, 256, 6), jp.INT8_32, axis=0)

@@ -115,41 +115,49 @@ def codes_of(x):
 
 
 class FormatsOfCheckpointsTest(parameterized.TestCase):
-  def assert_is_oracle(self, found, x, axis=-1):
-    format = found.format
-    expected = oracle(x, format)
-    for actual, wanted in zip(codes_of(found), expected, strict=True):
+  def assert_is_oracle(self, found, x, format):
+    for actual, wanted in zip(found, oracle(x, format), strict=True):
       # XLA:CPU flushes products below F32_TINY.
-      np.testing.assert_allclose(
-        np.moveaxis(np.asarray(actual), axis, -1), wanted, 0, F32_TINY
+      np.testing.assert_allclose(actual, wanted, 0, F32_TINY)
+
+  def test_codes_are_those_of_numpy(self):
+    normal = np.random.default_rng(1).normal
+    rows = [(f, odd_numbers(140, 576 if f.fits(33) else 64)) for f in NEW]
+    rows += [  # Sizes need not be multiples of blocks.
+      (format, normal(size=shape).astype(np.float32))
+      for format, shape in (
+        (jp.FP8_1X128, (2, 3, 200)),
+        (jp.FP8_128X128, (2, 130, 3)),
+        (jp.FP8_ROW, (5, 1)),
+        (jp.INT4_128, (3, 33)),  # odd, so not packed
       )
+    ]
 
-  @parameterized.parameters(*NEW)
-  def test_codes_are_those_of_numpy(self, format):
-    k = 576 if format.fits(33) else 64
-    x = odd_numbers(140, k)
-    found = jp.quantize(x, format)
-    self.assertEqual(found.shape, x.shape)
-    self.assert_is_oracle(found, x)
+    @jax.jit
+    def run(given):
+      results = []
+      for (format, _), x in zip(rows, given, strict=True):
+        found = jp.quantize(x, format)
+        self.assertEqual(found.shape, x.shape)
+        results.append(codes_of(found))
+      return results
 
-  @parameterized.parameters(
-    (jp.FP8_1X128, (2, 3, 200)),
-    (jp.FP8_128X128, (2, 130, 3)),
-    (jp.FP8_ROW, (5, 1)),
-    (jp.INT4_128, (3, 33)),  # odd, so not packed
-  )
-  def test_sizes_need_not_be_multiples_of_blocks(self, format, shape):
-    x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
-    found = jp.quantize(x, format)
-    self.assertEqual(found.shape, shape)
-    self.assert_is_oracle(found, x)
+    given = [x for _, x in rows]
+    for (format, x), found in zip(rows, run(given), strict=True):
+      with self.subTest(f"{format.name} {x.shape}"):
+        self.assert_is_oracle(found, x, format)
 
-  @parameterized.parameters(jp.INT8_32, jp.INT4_128_BF16, jp.INT8_ROW)
-  def test_other_axes_have_the_same_codes(self, format):
+  def test_other_axes_have_the_same_codes(self):
+    cases = jp.INT8_32, jp.INT4_128_BF16, jp.INT8_ROW
     x = np.random.default_rng(2).normal(size=(140, 6)).astype(np.float32)
-    found, along_rows = jp.quantize_both(x, format, axes=(0, 1))
-    self.assert_is_oracle(found, x.T, axis=0)
-    self.assert_is_oracle(along_rows, x)
+    both = lambda x, format: map(
+      codes_of, jp.quantize_both(x, format, axes=(0, 1))
+    )
+    run = jax.jit(lambda x: [tuple(both(x, format)) for format in cases])
+    for format, (found, along_rows) in zip(cases, run(x), strict=True):
+      with self.subTest(format.name):
+        self.assert_is_oracle([a.T for a in found], x.T, format)
+        self.assert_is_oracle(along_rows, x, format)
 
   def test_both_axes_take_all_arguments(self):
     x = np.random.default_rng(4).normal(size=(256, 128)).astype(np.float32)
@@ -163,13 +171,16 @@ class FormatsOfCheckpointsTest(parameterized.TestCase):
 
   def test_square_blocks_are_those_of_the_transpose(self):
     x = np.random.default_rng(3).normal(size=(2, 130, 200)).astype(np.float32)
-    found = jp.quantize(x, jp.FP8_128X128)
-    other = jp.quantize(x.transpose(0, 2, 1).copy(), jp.FP8_128X128)
-    transposed = found.transpose(0, 2, 1)
-    for a, b in zip(codes_of(transposed), codes_of(other), strict=True):
-      np.testing.assert_array_equal(a, b)
-    along_rows = jp.quantize(x, jp.FP8_128X128, axis=1)
-    np.testing.assert_array_equal(found.scale, along_rows.scale)
+
+    @jax.jit
+    def run(x):
+      found = jp.quantize(x, jp.FP8_128X128)
+      other = jp.quantize(x.transpose(0, 2, 1), jp.FP8_128X128)
+      along_rows = jp.quantize(x, jp.FP8_128X128, axis=1)
+      transposed = codes_of(found.transpose(0, 2, 1))
+      return (*transposed, found.scale), (*codes_of(other), along_rows.scale)
+
+    jax.tree.map(np.testing.assert_array_equal, *run(x))
 
   @parameterized.parameters(jp.INT4_32, jp.FP8_128X128)
   def test_stochastic_rounding_is_unbiased(self, format):

@@ -98,21 +98,28 @@ class CodebookTest(parameterized.TestCase):
     is_exact &= (np.abs(x) >= F32_TINY) | (x == 0)
     np.testing.assert_array_equal(stored[is_exact], codes[is_exact])
 
-  @parameterized.parameters(jp.NF4, BNB_FP4, IQ4)
-  def test_nearest_entry_is_found(self, format):
+  def test_nearest_entry_is_found(self):
+    formats = jp.NF4, BNB_FP4, IQ4
     x = odd_numbers(40, 192)[6:]
-    found = jp.quantize(x, format)
-    size, entries = format.block_size, np.asarray(format.codebook)
-    amax = np.abs(x.reshape(len(x), -1, size)).max(-1)
-    largest = np.float32(np.abs(entries).max())
-    expected = (amax / largest).astype(format.scale_dtype)
-    np.testing.assert_array_equal(found.scale, expected)
-    scale = np.repeat(np.asarray(found.scale, np.float64), size, -1)
-    error = np.abs(x[..., None] - scale[..., None] * entries)
-    got = np.abs(np.asarray(found.dequantize(), np.float64) - x)
-    # The quotient of f32 may fall on the other side of a midpoint.
-    slack = 4 * F32_EPSILON * scale * np.abs(entries).max()
-    np.testing.assert_array_less(got - error.min(-1), slack)
+
+    @jax.jit
+    def run(x):
+      arrays = [jp.quantize(x, format) for format in formats]
+      return [(array.scale, array.dequantize()) for array in arrays]
+
+    for format, (scale, values) in zip(formats, run(x), strict=True):
+      with self.subTest(format.name):
+        size, entries = format.block_size, np.asarray(format.codebook)
+        amax = np.abs(x.reshape(len(x), -1, size)).max(-1)
+        largest = np.float32(np.abs(entries).max())
+        expected = (amax / largest).astype(format.scale_dtype)
+        np.testing.assert_array_equal(scale, expected)
+        scale = np.repeat(np.asarray(scale, np.float64), size, -1)
+        error = np.abs(x[..., None] - scale[..., None] * entries)
+        got = np.abs(np.asarray(values, np.float64) - x)
+        # The quotient of f32 may fall on the other side of a midpoint.
+        slack = 4 * F32_EPSILON * scale * np.abs(entries).max()
+        np.testing.assert_array_less(got - error.min(-1), slack)
 
   @parameterized.parameters(jp.NF4, BNB_FP4, IQ4)
   def test_dequantize_is_entry_times_scale(self, format):
@@ -332,23 +339,33 @@ class CodebookKernelsTest(parameterized.TestCase):
 
 
 class CodebookDotTest(parameterized.TestCase):
-  @parameterized.parameters(
-    (jp.NF4, None), (jp.NF4, "mxfp8"), (jp.NF4, jp.NF4), (IQ4, None)
-  )
-  def test_dot_has_the_error_bound(self, format, lhs_format):
+  def test_dot_has_the_error_bound(self):
     rng = np.random.default_rng(2)
     n, k = 24, 224  # the last block of NF4 is short
-    w = random_weight(rng, format, n, k)
-    w_exact = reference.oracle_dequantize(w.values, w.scale, format)
-    for rows in (1, 5, 40):
-      x = jax.device_put(rng.normal(size=(rows, k)))
-      lhs, exact = x, np.asarray(x, np.float64)
-      if lhs_format is not None:
-        lhs = jp.quantize(x, lhs_format)
-        exact = reference.oracle_dequantize(lhs.values, lhs.scale, lhs.format)
-      got = jp.block_scaled_dot(lhs, w)
-      bound = reference.ERROR_BOUND * (np.abs(exact) @ np.abs(w_exact).T)
-      np.testing.assert_array_less(np.abs(got - exact @ w_exact.T), bound)
+    normal = lambda rows: rng.normal(size=(rows, k)).astype(np.float32)
+    lhs_of = {
+      None: normal,
+      jp.MXFP8: lambda rows: contract.quantized(normal(rows), jp.MXFP8),
+      jp.NF4: lambda rows: random_weight(rng, jp.NF4, rows, k),
+    }
+    pairs = [
+      (lhs_of[lhs](rows), random_weight(rng, format, n, k))
+      for lhs, format in (
+        *((None, jp.NF4), (jp.MXFP8, jp.NF4)),
+        *((jp.NF4, jp.NF4), (None, IQ4)),
+      )
+      for rows in (1, 5, 40)
+    ]
+    run = jax.jit(lambda pairs: [jp.block_scaled_dot(*pair) for pair in pairs])
+    for got, pair in zip(run(pairs), pairs, strict=True):
+      x, w = (
+        reference.oracle_dequantize(a.values, a.scale, a.format)
+        if isinstance(a, jp.ScaledArray)
+        else a.astype(np.float64)
+        for a in pair
+      )
+      bound = reference.ERROR_BOUND * (np.abs(x) @ np.abs(w).T)
+      np.testing.assert_array_less(np.abs(got - x @ w.T), bound)
 
   def test_linear_layers_and_ragged_dot_are_dots(self):
     rng = np.random.default_rng(3)

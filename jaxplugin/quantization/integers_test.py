@@ -128,13 +128,12 @@ class AsymmetricTest(parameterized.TestCase):
         np.asarray(actual, np.float32), expected.astype(np.float32)
       )
 
-  @parameterized.parameters(*FORMATS)
-  def test_bits_are_those_of_numpy(self, format):
+  def test_bits_are_those_of_numpy(self):
     x = odd_numbers(30, 580)  # the last block is short
-    self.assert_is_oracle(jp.quantize(x, format), x)
-    self.assert_is_oracle(
-      jax.jit(lambda x: jp.quantize(x, format))(x[12:]), x[12:]
-    )
+    run = jax.jit(lambda x: [jp.quantize(x, f).unpack() for f in FORMATS])
+    for found in run(x):
+      with self.subTest(found.format.name):
+        self.assert_is_oracle(found, x)
 
   def test_size_zero_gives_an_empty_array(self):
     rows = (((3, 0), 1), ((0, 3), 0), ((0, 128), 1))
@@ -293,21 +292,28 @@ class PackageRulesTest(parameterized.TestCase):
     x[16, ::2] = -x[16, 1::2]  # two numbers have the largest magnitude
     return x
 
-  @parameterized.parameters(*PACKAGE_RULES)
-  def test_bits_are_those_of_numpy(self, rule, format):
+  def test_bits_are_those_of_numpy(self):
+    @jax.jit
+    def run(x):
+      return [
+        jp.quantize(x, format, scale_rounding=rule).unpack()
+        for rule, format in PACKAGE_RULES
+      ]
+
     x = self.numbers()
-    found = jp.quantize(x, format, scale_rounding=rule)
-    codes, scale = package_oracle(x, rule, format)
-    self.assertEqual((found.format, found.offset), (format, None))
-    np.testing.assert_array_equal(
-      np.asarray(found.unpack().values).astype(int), codes
-    )
-    found_scale = np.asarray(found.scale).astype(np.float32)
-    np.testing.assert_array_equal(found_scale, scale)
-    is_number = ~np.isnan(scale)
-    np.testing.assert_array_equal(
-      np.signbit(found_scale)[is_number], np.signbit(scale)[is_number]
-    )
+    for (rule, format), found in zip(PACKAGE_RULES, run(x), strict=True):
+      with self.subTest(f"{rule}, {format.name}"):
+        codes, scale = package_oracle(x, rule, format)
+        self.assertEqual((found.format, found.offset), (format, None))
+        np.testing.assert_array_equal(
+          np.asarray(found.values).astype(int), codes
+        )
+        found_scale = np.asarray(found.scale).astype(np.float32)
+        np.testing.assert_array_equal(found_scale, scale)
+        is_number = ~np.isnan(scale)
+        np.testing.assert_array_equal(
+          np.signbit(found_scale)[is_number], np.signbit(scale)[is_number]
+        )
 
   @parameterized.parameters((jp.INT8_32, "Q8_0"), (jp.INT4_32, "Q4_0"))
   def test_bits_are_those_of_gguf(self, format, name):
@@ -348,26 +354,29 @@ class PackageRulesTest(parameterized.TestCase):
     if format.block_size:
       np.testing.assert_array_equal(np.asarray(wanted.values)[:, :512], whole)
 
-  @parameterized.parameters(*PACKAGE_RULES)
-  def test_products_and_derivatives_are_those_of_the_numbers(
-    self, rule, format
-  ):
-    x = jnp.asarray(self.numbers()[12:])
+  def test_products_and_derivatives_are_those_of_the_numbers(self):
+    def results(x, rule, format):
+      def product(w):
+        w = jp.quantize(
+          w, format, scale_rounding=rule, derivative="straight_through"
+        )
+        return jp.block_scaled_dot(x, w)
 
-    def total(w):
-      w = jp.quantize(
-        w, format, scale_rounding=rule, derivative="straight_through"
-      )
-      return jnp.sum(jp.block_scaled_dot(x, w))
+      w = jp.quantize(x, format, scale_rounding=rule)
+      gradient = jax.grad(lambda w: jnp.sum(product(w)))(x)
+      return w.dequantize(), jp.block_scaled_dot(x, w), gradient
 
-    w = jp.quantize(x, format, scale_rounding=rule)
-    wide = np.asarray(x, np.float64)
-    exact = np.asarray(w.dequantize(), np.float64)
-    unit = 2.0**-24 * (np.abs(wide) @ np.abs(exact).T)
-    error = np.abs(np.asarray(jp.block_scaled_dot(x, w)) - wide @ exact.T)
-    self.assertLess((error / unit).max(), 16)
-    error = np.abs(np.asarray(jax.grad(total)(x)) - wide.sum(0))
-    self.assertLess((error / (2.0**-24 * np.abs(wide).sum(0))).max(), 16)
+    run = jax.jit(lambda x: [results(x, *row) for row in PACKAGE_RULES])
+    x = self.numbers()[12:]
+    wide = x.astype(np.float64)
+    for row, (w, y, gradient) in zip(PACKAGE_RULES, run(x), strict=True):
+      with self.subTest(str(row)):
+        exact = np.asarray(w, np.float64)
+        unit = 2.0**-24 * (np.abs(wide) @ np.abs(exact).T)
+        error = np.abs(np.asarray(y) - wide @ exact.T)
+        self.assertLess((error / unit).max(), 16)
+        error = np.abs(np.asarray(gradient) - wide.sum(0))
+        self.assertLess((error / (2.0**-24 * np.abs(wide).sum(0))).max(), 16)
 
   def test_stochastic_rounding_has_the_mean(self):
     # A zero point, a minimum, int8 with a zero point, and rules without either.

@@ -131,10 +131,17 @@ class BitsTest(parameterized.TestCase):
     x = lowerings.numbers((40, 64), np.float32)
     found = spec_of(jp.NVFP4, (1,), 2)
     quantize = lambda x, key: operands.quantize(x, found, key)
-    self.assert_same(quantize, x, jax.random.key(7, impl="rbg"), kernels=0)
+
+    def assert_operations(key):
+      text = lowerings.lowered_text(quantize, x, key)
+      self.assertEqual(lowerings.kernel_calls(text), (0, 0))
+      operations = lowerings.by_operations(quantize)
+      self.assertEqual(text, lowerings.lowered_text(operations, x, key))
+
+    assert_operations(jax.random.key(7, impl="rbg"))
     with jax.threefry_partitionable(False):
-      self.assert_same(quantize, x, jax.random.key(7), kernels=0)
-      expected = quantize(x, jax.random.key(7))
+      assert_operations(jax.random.key(7))
+      expected = jax.jit(quantize)(x, jax.random.key(7))
 
     def under_setting(x, key):
       with jax.threefry_partitionable(False):
@@ -150,11 +157,14 @@ class BitsTest(parameterized.TestCase):
     keys = jax.random.split(jax.random.key(0), 3)
     found = spec_of(jp.MXFP4, (0,), 2, hadamard=32)
     quantize = lambda x, key: operands.quantize(x, found, key)
-    mapped = jax.vmap(quantize)(x, keys)
-    for i in range(3):
-      contract.assert_same_bits(
-        jax.tree.map(lambda a, i=i: a[i], mapped), quantize(x[i], keys[i])
-      )
+
+    @jax.jit
+    def run(x, keys):
+      mapped = jax.vmap(quantize)(x, keys)
+      each = [quantize(x[i], keys[i]) for i in range(3)]
+      return [jax.tree.map(lambda a, i=i: a[i], mapped) for i in range(3)], each
+
+    contract.assert_same_bits(*run(x, keys))
 
   @parameterized.parameters(jp.MXFP8, jp.NVFP4)
   @pytest.mark.sample(1)
