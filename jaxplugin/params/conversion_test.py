@@ -253,12 +253,20 @@ class TreesTest(parameterized.TestCase):
       "small": {"kernel": normal(32, 32)},
       "codes": {"kernel": jnp.ones((64, 64), jnp.int8)},
       "taken": {"kernel": normal(64, 64)},
+      "wide": {"kernel": normal(3, 3, 32, 64), "bias": normal(64)},
+      "other": {"kernel": normal(4, 64, 64), "bias": normal(32)},
+      "linear_1": {"w": normal(64, 96)},  # of haiku
+      "mixer": {"w": normal(64, 96)},
     }
     params_q, report = jp.quantize_params(params, "mxfp8")
     found = entries(report)
     self.assertEqual(found["taken/kernel"], (0,))
+    self.assertEqual(found["linear_1/w"], (0,))
     for path, reason in (
       ("mixed", "cannot be inferred from its name; pass call="),
+      ("mixer/w", "cannot be inferred from its name"),
+      ("wide/kernel", "may be a convolution kernel, because its bias would"),
+      ("other/kernel", "cannot be inferred from the bias shape [32]"),
       ("kernel", "cannot be inferred from its name"),
       (
         "dense/kernel",

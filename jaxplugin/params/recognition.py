@@ -198,15 +198,13 @@ def _by_bias(shape: tuple[int, ...], bias: tuple[int, ...]) -> WeightDims:
 
   The bias has the kernel's leading and last dimensions.
   """
-  fits = []
-  for lead in range(len(bias)):
-    kept = len(bias) - lead
-    if len(shape) - len(bias) < 1:
-      continue
-    if shape[:lead] + shape[len(shape) - kept :] == bias:
-      fits.append(
-        WeightDims(lead=lead, contracting=tuple(range(lead, len(shape) - kept)))
-      )
+  num_contracting = len(shape) - len(bias)
+  fits = [
+    WeightDims(lead=lead, contracting=(*range(lead, lead + num_contracting),))
+    for lead in range(len(bias))
+    if num_contracting > 0
+    and shape[:lead] + shape[lead + num_contracting :] == bias
+  ]
   if len(fits) != 1:
     raise NotKnown(
       "the contracting axes cannot be inferred from the bias shape"
