@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -142,9 +142,14 @@ def is_scaled_by_floats(values: Any, scale: Any) -> bool:
 
 
 def require_global_scale(
-  who: str, name: str, given: Any, values: Any, axis: int
+  who: str, name: str, given: Any, shape: Sequence[int], axis: int
 ) -> int:
   """Returns how many equal parts of the rows have a global scale each.
+
+  Args:
+    who, name: the caller, and the name of the global scale.
+    given: the global scale.
+    shape: of the weight, whose blocks lie along `axis`.
 
   Returns:
     0 for one number, 1 for one number for each index of the leading dimensions,
@@ -153,14 +158,14 @@ def require_global_scale(
   Raises:
     TypeError: If the shape or the dtype does not fit.
   """
-  lead, shape = tuple(values.shape[:-2]), tuple(given.shape)
-  rows = _rows(values, axis)
+  lead, of_given = tuple(shape[:-2]), tuple(given.shape)
+  rows = _rows(shape, axis)
   if jnp.issubdtype(given.dtype, jnp.floating):
-    if math.prod(shape) == 1:
+    if math.prod(of_given) == 1:
       return 0
-    if shape in (lead, (*lead, 1, 1)):
+    if of_given in (lead, (*lead, 1, 1)):
       return 1
-    count = shape[-1] if shape and shape[:-1] == lead else 0
+    count = of_given[-1] if of_given and of_given[:-1] == lead else 0
     if count and rows % count == 0:
       return count
   raise TypeError(
@@ -170,8 +175,8 @@ def require_global_scale(
   )
 
 
-def _rows(values: Any, axis: int) -> int:
-  return values.shape[-3 - axis] if len(values.shape) > 1 else 0
+def _rows(shape: Sequence[int], axis: int) -> int:
+  return shape[-3 - axis] if len(shape) > 1 else 0
 
 
 def blocked_axis(values: Any, scale: Any) -> int | None:
@@ -285,7 +290,9 @@ def assemble(
     if not isinstance(given, jax.Array):
       given = np.asarray(given)
     second = dataclasses.replace(second, given=given)
-    parts = require_global_scale(second.who, second.name, given, values, axis)
+    parts = require_global_scale(
+      second.who, second.name, given, values.shape, axis
+    )
     if parts < 2 or not is_swizzled:  # tiles do not have the order of rows
       scale, second = _replace_zeros(values, scale, second, axis, parts)
     multiplier = _multiplier(second, values, axis, parts)
@@ -406,7 +413,7 @@ def _multiplier(second: GlobalScale, values: Any, axis: int, parts: int) -> Any:
     given, parts = given[..., 0], 1
   if parts == 1:
     return given.reshape((*lead, 1, 1))
-  rows = _rows(values, axis)
+  rows = _rows(values.shape, axis)
   given = repeated(given, rows // parts, -1, rows)
   return given.reshape((*lead, rows, 1) if axis == -1 else (*lead, 1, rows))
 
@@ -470,7 +477,7 @@ def _replace_zeros(
     where = is_odd.reshape(*lead, parts) & ~has_number
   numbers = np.where(where.reshape(numbers.shape), np.float32(1), numbers)
   if parts > 1:
-    where = where.repeat(_rows(values, axis) // parts, -1)
+    where = where.repeat(_rows(values.shape, axis) // parts, -1)
   if parts:
     where = np.expand_dims(where, axis)
   codes = np.asarray(scale).view(np.uint8)
@@ -522,6 +529,12 @@ def find_scaled_format(
       f" {brief(scale)} for {dtype}{list(shape)}"
     )
   rows, size = block
+  if zero_dtype is not None and (rows > 1 or not is_float(scale)):
+    raise TypeError(
+      f"{who}: zero points need scales in float32, bfloat16 or float16, one for"
+      f" a matrix, a row or a group of k, got {brief(scale)} for"
+      f" {dtype}{list(shape)}"
+    )
   name = f"{rows}x{size}" if size else "row"
   is_unsigned = zero_dtype == formats.PACKED
   if zero_dtype is not None:

@@ -166,6 +166,7 @@ def _read_integers(
   zeros = contents.tensors.get(f"{prefix}{ZERO_POINT}")
   zero_dtype = None
   if zeros is not None:
+    packed_integers.check_zero_points(entries.WHO, zeros, scale, dtype)
     zero_dtype = formats.PACKED if dtype == formats.INT4 else formats.INT8
   convert = from_compressed_tensors
   return entries.entry(

@@ -30,6 +30,7 @@ def entry(
   *,
   has_range: bool = False,
   others: Sequence[stored.StoredTensor | None] = (),
+  axis: int = -1,
   **fields: Any,
 ) -> records.Entry:
   """Returns an entry.
@@ -41,23 +42,35 @@ def entry(
     has_range: whether the last part is a global scale, and `convert` takes
       global_scale_range.
     others: other tensors that belong to the weight.
+    axis: the axis along which blocks lie.
     **fields: other fields of the entry. By default the name is the name of the
-      values, and values lie along the last axis.
+      values.
+
+  Raises:
+    TypeError: If the global scale does not fit the format or the shape.
   """
-  values = parts[0]
+  values, second = parts[0], parts[-1] if has_range else None
   assert values is not None
+  shape = fields.pop("shape", logical_shape(format, values, axis))
+  if second is not None:
+    name = second.name
+    assembly.require_no_global(
+      assembly.GlobalScale(WHO, name, second, None), format
+    )
+    assembly.require_global_scale(WHO, name, second, shape, axis)
 
   def make(allowed: assembly.Range | None) -> scaled_array.ScaledArray:
     options = {"global_scale_range": allowed} if has_range else {}
     return convert(*(x and x.read() for x in parts), **options)
 
   return records.Entry(
-    **{"name": values.name, "shape": logical_shape(format, values), **fields},
+    **{"name": values.name, **fields},
+    shape=shape,
     layout=layout,
     format=format,
     parts=tuple(x for x in (*parts, *others) if x is not None),
     make=make,
-    global_scale=parts[-1] if has_range else None,
+    global_scale=second,
   )
 
 
@@ -88,12 +101,10 @@ def linear_entry(
   )
   axis = assembly.blocked_axis(values, scale)
   assert axis is not None  # they fit a format
-  if second is not None:
-    assembly.require_global_scale(WHO, second.name, second, values, axis)
   found = entry(
     *(layout, format, convert, (values, scale, second)),
     has_range=True,
-    shape=logical_shape(format, values, axis),
+    axis=axis,
     **fields,
   )
   return found, axis

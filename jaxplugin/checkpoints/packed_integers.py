@@ -86,11 +86,13 @@ def find_dtype(who: str, words: Any, shape: tuple[int, ...]) -> np.dtype:
   """Returns int4 or int8, by the number of words of k integers.
 
   Raises:
-    TypeError: If the shape of the words fits neither.
+    TypeError: If the shape of the words fits neither, or k of int4 is odd.
   """
   for dtype, (per_word, _) in _DTYPES.items() if len(shape) > 1 else ():
     *lead, k = shape
     if tuple(words.shape) == (*lead, blocking.divide_up(k, per_word)):
+      if dtype == formats.INT4 and k % 2:
+        raise TypeError(f"{who}: k must be even for 4 bits, got {list(shape)}")
       return dtype
   raise TypeError(
     f"{who}: weight_packed must be int32[..., k / 8] (4 bits) or"
@@ -109,8 +111,6 @@ def unpack(
   """Returns a weight of compressed-tensors, whose words are cut to a shape."""
   dtype = find_dtype(who, words, shape)
   _, signs = _DTYPES[dtype]
-  if dtype == formats.INT4 and shape[-1] % 2:
-    raise TypeError(f"{who}: k must be even for 4 bits, got {list(shape)}")
   size = shape[-1] // 2 if dtype == formats.INT4 else shape[-1]
   values = bytes_of(words)[..., :size] ^ signs
   if zero_points is not None:
@@ -126,10 +126,10 @@ def nibbles(words: Any) -> Any:
   return pairs.reshape(*codes.shape[:-1], 2 * codes.shape[-1])
 
 
-def _unpack_zero_points(
+def check_zero_points(
   who: str, words: Any, scale: Any, dtype: np.dtype
-) -> Any:
-  """Returns zero points, uint8 or int8, that words hold along n.
+) -> None:
+  """Raises TypeError unless zero points fit the scales.
 
   Args:
     who: the caller.
@@ -140,9 +140,8 @@ def _unpack_zero_points(
     dtype: int4 or int8, the dtype of the integers.
   """
   if words.dtype == formats.INT8 and words.shape == scale.shape:
-    is_int4 = dtype == formats.INT4
-    return (words + _ZERO_POINT).astype(formats.PACKED) if is_int4 else words
-  per_word, signs = _DTYPES[dtype]
+    return
+  per_word, _ = _DTYPES[dtype]
   *lead, n, groups = scale.shape if len(scale.shape) > 1 else (0, 0)
   wanted = (*lead, blocking.divide_up(n, per_word), groups)
   if words.dtype != INT32 or tuple(words.shape) != wanted:
@@ -151,6 +150,18 @@ def _unpack_zero_points(
       f" shape of the scales, got {assembly.brief(words)} for scales"
       f" {assembly.brief(scale)}"
     )
+
+
+def _unpack_zero_points(
+  who: str, words: Any, scale: Any, dtype: np.dtype
+) -> Any:
+  """Returns zero points, uint8 or int8; see `check_zero_points`."""
+  check_zero_points(who, words, scale, dtype)
+  if words.dtype == formats.INT8:
+    is_int4 = dtype == formats.INT4
+    return (words + _ZERO_POINT).astype(formats.PACKED) if is_int4 else words
+  _, signs = _DTYPES[dtype]
+  *_, n, _ = scale.shape
   across = words.swapaxes(-1, -2)
   if dtype == formats.INT4:
     integers = nibbles(across)

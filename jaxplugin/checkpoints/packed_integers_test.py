@@ -6,6 +6,7 @@ Tests pack integers one at a time, by the loops of the tools' sources.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jaxplugin as jp
@@ -136,6 +137,12 @@ class FilesTest(files.CheckpointTestCase):
         *(GPTQ, {"w.g_idx": GPTQ["w.g_idx"].astype(dtype)}))
         for dtype in ("float32", "int64")),
       ("4 bits", AWQ, {"w.qweight": AWQ["w.qweight"][:-1]}),
+      (r"'w.qweight': .*zero points need .*, got float8_e8m0fnu\[24, 2\]",
+        *(ASYMMETRIC_GPTQ, {"w.scales": np.ones((2, N), jnp.float8_e8m0fnu)})),
+      (r"'w.weight_packed': .*zero points need .*, got float16\[1, 2\]",
+        {"w.weight_scale": SCALES[:1], "w.weight_shape": np.int64([N, K])},
+        {"w.weight_packed": np.zeros((N, K // 4), np.int32),
+         "w.weight_zero_point": np.zeros((1, 2), np.int8)}),
       ("'w.weight_packed': it has a weight_g_idx .* without it",
         *(PACKED, {"w.weight_g_idx": GPTQ["w.g_idx"]})),
       ("'w.weight_packed': .*8 bits.* quantize",
@@ -144,6 +151,11 @@ class FilesTest(files.CheckpointTestCase):
       ("'w.weight_shape': .* the 2 sizes .* got int64.3",
         *(PACKED, {"w.weight_shape": np.int64([N, K, 1])})),
       ("weight_packed must be", PACKED, {"w.weight_shape": np.int64([N, -K])}),
+      ("'w.weight_packed': .* k must be even for 4 bits, got .24, 255.",
+        *(PACKED, {"w.weight_shape": np.int64([N, K - 1])})),
+      (r"'w.weight_packed': .*weight_zero_point must be int32\[3, 2\], or int8"
+       r" .*, got int32\[2, 3\]",
+        *(PACKED, {"w.weight_zero_point": AWQ["w.qzeros"]})),
       ("weight_packed must be", {"w.weight_scale": SCALES},
         {"w.weight_packed": np.int32([1])}),
     ):  # fmt: skip
@@ -154,12 +166,6 @@ class FilesTest(files.CheckpointTestCase):
     ):
       bare = {name: GPTQ[name] for name in ("w.qweight", "w.scales")}
       self.load(bare, config={"quantization_config": {"bits": 8}})
-    with self.assertRaisesRegex(
-      ERROR,
-      r"'w.weight_packed': .*weight_zero_point must be int32\[3, 2\], or int8"
-      r" .*, got int32\[2, 3\]",
-    ):
-      self.load({**PACKED, "w.weight_zero_point": AWQ["w.qzeros"]})["w.weight"]
 
   def test_weights_without_rows_keep_their_shape(self):
     gptq = {name: x[..., :0] for name, x in GPTQ.items() if name != "w.g_idx"}

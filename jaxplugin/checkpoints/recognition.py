@@ -110,8 +110,6 @@ def recognize(
   readers = [read for x in layouts.LAYOUTS if (read := x.recognize)]
   weights: dict[str, records.Entry] = {}
   for name, tensor in source.tensors.items():
-    if name in wrong:
-      continue
     try:
       found = (read(contents, tensor) for read in readers)
       entry = next(filter(None, found), None)

@@ -327,6 +327,8 @@ REFUSED = {
   "'up_scales', must be there": {"up_blocks": EXPERTS[0][0]},
   "w.weight_scale_2 must be .* the 96 rows, .* got float32.5": {**MODELOPT,
     "w.weight_scale_2": np.full(5, SECOND)},
+  "w.weight_scale_2 must be .* the 96 rows, .* got int32.1": weight(PACKED,
+    weight_scale=files.tiled(BLOCKS), weight_scale_2=np.int32([1])),
   "w.scales', must be there|U32": weight(WORDS, biases=FLOATS),
   "MLX's mxfp4 .* got uint32.96, 8. and uint8.96, 8": weight(WORDS,
     scales=draw(0, 9, 96, 8)),
