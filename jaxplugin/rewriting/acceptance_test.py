@@ -404,6 +404,11 @@ class TrapsTest(AcceptedTest):
       lambda w, x: jnp.dot(x, w, precision=F32),
       "dot_general.*F32",
     ),
+    (
+      "tile",
+      lambda w, x: x @ jnp.tile(w, (1, 2)),
+      "dot_general.*its elements are repeated",
+    ),
     ("carry", doubled_in_a_carry, "scan.*changes in each iteration"),
     (
       "joined with ones",

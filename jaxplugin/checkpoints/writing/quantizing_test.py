@@ -406,6 +406,23 @@ class SelectionTest(Case):
         "lm_head.weight": "a head",
       },
     )
+    linear = {"b.weight": normal(D, D)}
+    for name, x, options, reason in (
+      ("stack", normal(2, D, D), {}, "rank 3, and not named experts"),
+      ("none.weight", normal(0, D), {}, "empty"),
+      ("w", normal(D, D), {"layout": "torchao"}, "only names with a dot"),
+      (
+        "w",
+        normal(D, D),
+        {"layout": "comfyui"},
+        r"only weights named \*.weight",
+      ),
+    ):
+      include = {"include": ["*"]} if options else {}
+      source = self.file({name: x, **linear})
+      taken, reasons = self.chosen(source, **options, **include)
+      self.assertEqual(taken, ["b.weight"])
+      self.assertRegex(reasons[name], reason)
 
   def test_globs_choose(self):
     taken, reasons = self.chosen(include=["lm_head", "*.k_proj.weight"])
@@ -490,7 +507,9 @@ class SelectionTest(Case):
 
   def test_models_whose_k_comes_first_are_left(self):
     source = self.folder({"model_type": "gpt2"})
-    with self.assertRaisesRegex(ERROR, "none of the"):
+    with self.assertRaisesRegex(
+      ERROR, "none of the .*k comes before n in gpt2"
+    ):
       self.chosen(source)
 
   def test_name_that_would_be_there_twice_is_refused(self):
@@ -541,6 +560,8 @@ class RefusedTest(Case):
     self.assert_refused("config.json has a quantization_config", done.path)
     (done.path / "config.json").unlink()
     self.assert_refused(r"already quantized \(modelopt, nvfp4\)", done.path)
+    other = self.write(b"GGUF", "x.gguf")
+    self.assert_refused("source must be safetensors files, got .*gguf", other)
 
   def test_global_scale_that_readers_refuse(self):
     x = normal(D, D, dtype=np.float32)

@@ -248,19 +248,25 @@ ENTRY main {
 
   def test_elided_text_tells_the_length_of_a_kernel(self):
     config = "x" * 300
-    text = written_modules.call_module(
-      "mine",
-      [written_modules.array((3,), np.float32)],
-      [written_modules.array((3,), np.float32)],
-      f'backend_config = "{config}"',
-    )
-    path = self.write("long.mlir", text)
-    arguments = ("rewrite", path, "--target", "cpu")
-    _, out, _ = self.run_command(*arguments)
-    self.assertIn(config, out)
-    _, out, _ = self.run_command(*arguments, "--elide")
-    self.assertNotIn("xxx", out)
-    self.assertIn('backend_config = "<300 bytes>"', out)
+    for attributes, shown in (
+      (f'backend_config = "{config}"', 'backend_config = "<300 bytes>"'),
+      (
+        f'mhlo.backend_config = {{a = "{config}", b = 3 : i64}}',
+        'mhlo.backend_config = {a = "<300 bytes>", b = 3 : i64}',
+      ),
+    ):
+      text = written_modules.call_module(
+        "mine",
+        [written_modules.array((3,), np.float32)],
+        [written_modules.array((3,), np.float32)],
+        attributes,
+      )
+      arguments = ("rewrite", self.write("long.mlir", text), "--target", "cpu")
+      _, out, _ = self.run_command(*arguments)
+      self.assertIn(config, out)
+      _, out, _ = self.run_command(*arguments, "--elide")
+      self.assertNotIn("xxx", out)
+      self.assertIn(shown, out)
     status, _, err = self.run_command(
       *arguments, "--elide", "--format", "bytecode"
     )
