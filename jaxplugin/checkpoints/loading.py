@@ -58,8 +58,8 @@ class Checkpoint(Mapping[str, Any]):
     entries: a description of each name; no value is read.
     misfits: reasons of tensors that strict=False left out, by name.
     unread: weight files in the same folder that were not opened.
-    numbers: counts of NaNs and other odd values, by the names that have some;
-      None unless `load` had check="numbers".
+    numbers: counts of NaNs and other odd values, by the names that have some or
+      that cannot be read; None unless `load` had check="numbers".
     losses: the norm of the error over the norm of the weight, by names of
       weights that requantize= changed when they were read.
 
@@ -248,10 +248,15 @@ class Checkpoint(Mapping[str, Any]):
       unread = ", ".join(map(naming.printable, self.unread))
       yield f"files not read: {unread}"
     verdict = "yes"
-    if self.misfits:
-      verdict = f"no, {len(self.misfits)} tensors cannot be read; skip= or"
+    if unreadable := self._unreadable():
+      verdict = f"no, {len(unreadable)} tensors cannot be read; skip= or"
       verdict += " strict=False leaves them out"
     yield f"loads with jp.checkpoints.load: {verdict}"
+
+  def _unreadable(self) -> set[str]:
+    """Returns the names that are known not to be readable."""
+    counts = (self.numbers or {}).items()
+    return {*self.misfits, *(name for name, x in counts if x.refusal)}
 
   def to_json(self) -> str:
     """Returns the report as JSON."""
@@ -259,7 +264,7 @@ class Checkpoint(Mapping[str, Any]):
       {
         "path": str(self.path),
         "config": self.config,
-        "loads": not self.misfits,
+        "loads": not self._unreadable(),
         "tensors": _rows(self.entries.values()),
         "misfits": self.misfits,
         "unread": self.unread,
@@ -522,7 +527,7 @@ def _numbers_line(numbers: Mapping[str, counting.Numbers]) -> str:
     return "numbers: no NaN, no infinity, and no global scale that is 0"
   return (
     f"numbers: {len(numbers)} tensors have NaNs, infinities or global scales"
-    " that are 0"
+    " that are 0, or cannot be read"
   )
 
 

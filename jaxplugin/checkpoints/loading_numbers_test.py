@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`check="numbers"` reports NaNs, infinities and unusable global scales."""
 
+import json
 import tracemalloc
 import warnings
 
@@ -179,15 +180,24 @@ class CheckTest(Case):
           self.assertIn(str(wanted), said[0])
           self.assertIn(f"  {next(iter(found.numbers))}: {wanted}", str(found))
 
-  def test_global_scale_that_is_refused_is_told(self):
+  def test_weights_that_cannot_be_read_are_told(self):
+    inexact = np.full((4, 4), 1.01, np.float32)  # in E4M3
     found, said = self.load_and_warnings(
-      {**modelopt(scale_2=0), **modelopt(scale_2=1 / G, base="b")},
+      {
+        **modelopt(scale_2=0),
+        **modelopt(scale_2=1 / G, base="b"),
+        **modelopt(scale=inexact, base="c"),
+        **modelopt(scale=e4m3((0, 0)), base="d"),  # its NaN can be read
+      },
       check="numbers",
     )
     self.assertEqual(found.numbers["a.weight"].zero_global_scales, 1)
     for name in ("a.weight", "b.weight"):
       self.assertIn("weight_scale_2 multiplies", found.numbers[name].refusal)
-    self.assertRegex(said[0], "2 tensors .* the first 'a.weight'")
+    self.assertIn("representable in E4M3", found.numbers["c.weight"].refusal)
+    self.assertRegex(said[0], "4 tensors .* the first 'a.weight'")
+    self.assertIn("load: no, 3 tensors cannot be read", str(found))
+    self.assertFalse(json.loads(found.to_json())["loads"])
 
   def test_global_scale_of_comfyui_is_counted(self):
     rows = 16  # a multiple of ComfyUI's padding
