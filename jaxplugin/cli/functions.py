@@ -98,9 +98,13 @@ def _check_arguments(
   try:
     signature.bind(*args)
   except TypeError:
+    parameters = signature.parameters.values()
+    bare = inspect.Signature(
+      [x.replace(annotation=x.empty) for x in parameters]
+    )
     raise ValueError(
-      f"{text} has the arguments {signature}, got {len(args)}; pass one --arg"
-      " for each"
+      f"{text} has the arguments {bare}, got {len(args)}; pass one --arg for"
+      " each"
     ) from None
 
 

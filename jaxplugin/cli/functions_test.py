@@ -84,6 +84,12 @@ class FunctionTest(parameterized.TestCase):
         ("\nexit(3)", (), "SystemExit: 3 \\(.*.py:2\\)$"),
         ("def f(x): pass", (), "f has the arguments \\(x\\), got 0; pass one"),
         ("def f(): pass", (1, 2), "has the arguments \\(\\), got 2; pass one"),
+        (
+          "def f(x: int) -> int: pass",
+          (),
+          "arguments \\(x\\), got 0; pass one",
+        ),
+        ("f = max", (), "TypeError: max expected at least 1 argument"),
         ("def f(x):\n  return x.y", (1,), "AttributeError: .*.py:2\\)$"),
         (
           "import jax.numpy as jnp\ndef f(x):\n  return jnp.dot(x, 'x')",
