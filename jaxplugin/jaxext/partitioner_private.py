@@ -15,6 +15,8 @@ are two differences:
 from __future__ import annotations
 
 import collections
+import contextlib
+import contextvars
 import dataclasses
 import enum
 import hashlib
@@ -23,7 +25,7 @@ import sys
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import jax
@@ -138,6 +140,11 @@ _shares: Final[collections.OrderedDict[Any, tuple[bytes, Any, Any]]] = (
 )
 _lock: Final = threading.Lock()
 
+# Devices of the module that is lowered, for a `shard_map` without them.
+_devices: Final[contextvars.ContextVar[tuple[Any, ...] | None]] = (
+  contextvars.ContextVar("devices", default=None)
+)
+
 partitioned_p = extend_core.Primitive("jaxplugin_partitioned")
 partitioned_p.multiple_results = True
 jax_private.require_devices_during_lowering(partitioned_p)
@@ -241,10 +248,33 @@ def _with_marker(rule: str, mesh: Any) -> str:
   return f"{operands}, {dims} ->{results}"
 
 
+@contextlib.contextmanager
+def devices_of(axis_context: Any) -> Iterator[None]:
+  """Keeps the devices of a module for a `shard_map` on an abstract mesh.
+
+  Outside of `jax.set_mesh`, the type of an array has no devices.
+  """
+  devices = getattr(axis_context, "device_assignment", None)
+  token = _devices.set(devices or _devices.get())
+  try:
+    yield
+  finally:
+    _devices.reset(token)
+
+
 def _mesh_and_devices(axis_context: Any) -> tuple[Any, tuple[Any, ...]]:
   """Returns the mesh of a partitioned module if known, and its devices."""
   if isinstance(axis_context, sharding_impls.SPMDAxisContext):
-    devices = tuple(axis_context.mesh._flat_devices_tuple)
+    is_abstract = isinstance(axis_context.mesh, jax.sharding.AbstractMesh)
+    devices = (
+      _devices.get() if is_abstract else axis_context.mesh._flat_devices_tuple
+    )
+    if devices is None:
+      raise NotImplementedError(
+        "jaxplugin: the mesh must have devices if some of its axes are Auto,"
+        f" got {axis_context.mesh}. Call the function inside"
+        " jax.set_mesh(mesh)"
+      )
     manual = axis_context.manual_axes
     names = axis_context.mesh.axis_names
     kinds = jax.sharding.AxisType
@@ -253,7 +283,7 @@ def _mesh_and_devices(axis_context: Any) -> tuple[Any, tuple[Any, ...]]:
       names,
       tuple(kinds.Manual if name in manual else kinds.Auto for name in names),
     )
-    return mesh, devices
+    return mesh, tuple(devices)
   mesh = mesh_lib.thread_resources.env.physical_mesh
   devices = tuple(axis_context.device_assignment)
   abstract = axis_context.abstract_mesh

@@ -23,7 +23,7 @@ from jax.extend import core as extend_core
 from jax.interpreters import ad, batching, mlir
 
 from jaxplugin.core import error_context, targets
-from jaxplugin.jaxext import jax_private, mesh_axes
+from jaxplugin.jaxext import jax_private, mesh_axes, partitioner_private
 from jaxplugin.operation import failures, logs, split
 from jaxplugin.operation import notation as notation_lib
 from jaxplugin.plugins import registry
@@ -108,7 +108,10 @@ def _lower(primitive, who, lower, ctx, *args, target, platform=None, **params):
   )
   failures.remember(primitive.name, params, ctx.avals_in)
   layer = "" if target is None else target.layer
-  with logs.lowering(primitive.name, jax_private.module_name(ctx), layer):
+  with (
+    logs.lowering(primitive.name, jax_private.module_name(ctx), layer),
+    partitioner_private.devices_of(ctx.module_context.axis_context),
+  ):
     if target is None or target.target is None:
       logs.disabled(context.target)
     results = mlir.lower_fun(
