@@ -186,6 +186,19 @@ class ShardingTest(parameterized.TestCase):
         result = jax.jit(lowerings.round_trip(NVFP4))(self.put(mesh, P("x")))
       np.testing.assert_array_equal(result, lowerings.round_trip(NVFP4)(X))
 
+  def test_explicit_and_auto_axes_agree_with_one_device(self):
+    kinds = (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit)
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=kinds)
+    x = np.float32(X)
+    x[0, -1] = 100.0  # the largest value is in one shard
+    function = jax.jit(
+      lambda x: quantization.quantize(x, NVFP4, key=jax.random.key(0))
+    )
+    with jax.set_mesh(mesh):
+      placed = jax.device_put(x, jax.sharding.NamedSharding(mesh, P("x", "y")))
+      result = function(placed)
+    jax.tree.map(np.testing.assert_array_equal, result, function(x))
+
 
 FLOOR = {"scale_rounding": "floor"}
 assert_same_bits = contract.assert_same_bits

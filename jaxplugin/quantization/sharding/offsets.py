@@ -40,11 +40,14 @@ def words(
   """Returns the words of a shard.
 
   Args:
-    key_data: u32[2], data of the key.
+    key_data: u32[2], data of the key; or the words of a shard that is split
+      again.
     firsts: i32[] for each dimension, the shard's first index.
   """
   offset = _offset(firsts, strides, ())
-  return jnp.concatenate([key_data, jnp.stack(offset)])
+  if key_data.size > 2:
+    offset = _sum(offset, (key_data[2], key_data[3]))
+  return jnp.concatenate([key_data[:2], jnp.stack(offset)])
 
 
 def bits(
@@ -54,10 +57,8 @@ def bits(
   indices = [
     lax.broadcasted_iota(jnp.uint32, shape, dim) for dim in range(len(shape))
   ]
-  high, low = _offset(indices, strides, tuple(shape))
-  first_high, first_low = words[2], words[3]
-  low = low + first_low
-  high = high + first_high + (low < first_low).astype(jnp.uint32)
+  offset = _offset(indices, strides, tuple(shape))
+  high, low = _sum(offset, (words[2], words[3]))
   first, second = extend_random.threefry2x32_p.bind(
     *(jnp.broadcast_to(word, shape) for word in words[:2]), high, low
   )
@@ -70,11 +71,15 @@ def _offset(
   """Returns the sum of indices times strides, modulo 2^64."""
   high = low = jnp.zeros(shape, jnp.uint32)
   for index, stride in zip(indices, strides, strict=True):
-    more_high, more_low = _times(index.astype(jnp.uint32), stride)
-    low = low + more_low
-    carry = (low < more_low).astype(jnp.uint32)
-    high = high + more_high + carry
+    high, low = _sum((high, low), _times(index.astype(jnp.uint32), stride))
   return high, low
+
+
+def _sum(x: Pair, y: Pair) -> Pair:
+  """Returns x + y, modulo 2^64."""
+  low = x[1] + y[1]
+  carry = (low < y[1]).astype(jnp.uint32)
+  return x[0] + y[0] + carry, low
 
 
 def _times(x: jax.Array, factor: int) -> Pair:

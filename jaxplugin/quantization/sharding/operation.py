@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import layouts
-from jaxplugin.core import formats, targets
+from jaxplugin.core import blocking, formats, targets
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.operation import notation, primitive, split
 from jaxplugin.quantization import backends, problems, prologues
@@ -207,7 +207,8 @@ def _quantize_shard(
   rest: list[jax.Array] = []
   if problem.computes_global_scale:
     operands, own, rest = xla.after_prologue(operands, own)
-  if problem.computes_global_scale and axes:
+  # The maxima are given in a `shard_map` over some axes of the mesh.
+  if problem.computes_global_scale and problem.num_maxima is None and axes:
     # XLA compiles a kernel for each f32 or s32 all-reduce (jaxlib 0.10.2), and
     # a model may have hundreds of them. The communication library has a kernel
     # for u32.
@@ -245,7 +246,7 @@ def _own_problem(
       multiple = math.lcm(problem.format.block_size, options.hadamard or 1)
       b = dataclasses.replace(b, multiple=multiple)
     if options.is_stochastic and any(spec):
-      strides = offsets.strides(b.shape(problem.shape))
+      strides = _strides(b, options, problem)
       options = dataclasses.replace(options, strides=strides)
     blockings.append(b)
     options_each.append(options)
@@ -280,8 +281,18 @@ def _own_keys(
       else jnp.int32(0)
       for axes, size in zip(spec, shape, strict=True)
     ]
-    result.append(offsets.words(left.pop(0), firsts, offsets.strides(shape)))
+    strides = _strides(b, options, problem)
+    result.append(offsets.words(left.pop(0), firsts, strides))
   return result
+
+
+def _strides(
+  b: blocking.Blocking,
+  options: problems.RecipeOptions,
+  problem: problems.QuantizationProblem,
+) -> tuple[int, ...]:
+  """Returns the strides of the whole array, of which x may be a shard."""
+  return options.strides or offsets.strides(b.shape(problem.shape))
 
 
 def _bytes_of(results: Sequence[jax.Array]) -> list[jax.Array]:
