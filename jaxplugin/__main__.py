@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final, TextIO
 
 from jaxplugin.cli import arguments
 from jaxplugin.cli.commands import checkpoints, inspection, rewrite
@@ -154,11 +154,18 @@ def _short_warnings() -> Iterator[None]:
   with warnings.catch_warnings():
     default = warnings.showwarning
 
-    def show(message: Any, category: Any, path: str, *rest: Any) -> None:
-      if path.startswith(_PACKAGE):
+    def show(
+      message: Warning | str,
+      category: type[Warning],
+      filename: str,
+      lineno: int,
+      file: TextIO | None = None,
+      line: str | None = None,
+    ) -> None:
+      if filename.startswith(_PACKAGE):
         print(f"warning: {message}", file=sys.stderr)
       else:
-        default(message, category, path, *rest)
+        default(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show
     yield
