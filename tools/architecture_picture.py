@@ -73,6 +73,7 @@ def sentence(package: str) -> str:
   return text.partition("\n\n")[0].replace("\n", " ").replace("`", "")
 
 
+@functools.cache
 def imports(package: str) -> list[str]:
   """Returns the packages that a package imports, the topmost first."""
   found = set()

@@ -288,6 +288,13 @@ class CpuTest(parameterized.TestCase):
     self.assertRegex(program(stack.unpack()), wide)
 
 
+@functools.cache
+def large_weight(format):
+  columns = 8192 if format.is_fp4 else 4096
+  x = np.random.default_rng(0).normal(size=(2048, columns))
+  return jp.quantize(x.astype(np.float32), format)
+
+
 class HugePagesTest(parameterized.TestCase):
   """Weights of 4 MiB or more in all are copied."""
 
@@ -299,9 +306,7 @@ class HugePagesTest(parameterized.TestCase):
 
   def put(self, format):
     """Returns a weight of 8 MiB that `quantize` did not make."""
-    columns = 8192 if format.is_fp4 else 4096
-    x = np.random.default_rng(0).normal(size=(2048, columns))
-    made = jp.quantize(x.astype(np.float32), format)
+    made = large_weight(format)
     return jax.tree.map(lambda x: jax.device_put(np.array(x)), made)
 
   @parameterized.parameters(jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4)
