@@ -266,6 +266,19 @@ class TransformationsTest(parameterized.TestCase):
     tangents = [jax.jvp(f, (x, bias), (x, bias))[1] for f in (of_stack, alone)]
     np.testing.assert_array_equal(*tangents)
 
+  def test_quantized_result_passes_its_cotangent_to_x(self):
+    rng = np.random.default_rng(1)
+    stack = make(rng, jp.MXFP8, (LAYERS, 32, K))
+    x, g = rng.normal(size=(2, K)), rng.normal(size=(2, 32))
+    out = jp.OutFormat("mxfp8", derivative="straight_through")
+
+    def loss(x):
+      y = jp.linear(x, stack.operand, layer=1, out_format=out)
+      return (y.dequantize() * g).sum()
+
+    found = jax.jit(jax.grad(loss))(x.astype(np.float32))
+    np.testing.assert_allclose(found, g @ stack.exact[1], rtol=1e-4, atol=1e-4)
+
   def test_surrogates_have_derivatives(self):
     weights = jnp.ones((LAYERS, N, K))
     x = jnp.arange(2.0 * K).reshape(2, K)

@@ -141,7 +141,7 @@ class Operands:
     return entry if is_whole else None
 
   def _among(self, args: Sequence[Any]) -> list[tuple[int, _Entry]]:
-    if not self._values:
+    if not self._entries:
       return []
     found = ((i, self._of(x)) for i, x in enumerate(args))
     return [(i, entry) for i, entry in found if entry is not None]
