@@ -376,8 +376,6 @@ def _imported(module: ir.Module, context: Any, name: str) -> ir.Module:
     modules.inline_calls(module)
     for operation in modules.walk(module.operation):
       place = operation.location
-      while isinstance(place, ir.CallSiteLoc):
-        place = place.callee
       label = place.name_str if isinstance(place, ir.NameLoc) else name
       operation.location = ir.Location.name(label)
   return module
