@@ -624,11 +624,15 @@ class Adapter(Generic[decisions.Problem]):
     self, found: records.UsableBackend, interface: Interface[decisions.Problem]
   ) -> None:
     self.backend = found.backend
-    origin = records.origin_phrase(found.origin or "jaxplugin")
-    self.name = f"backend {found.backend.name!r} ({origin})"
     self._found = found
     self._interface = interface
     self._is_warned = False
+
+  @property
+  def name(self) -> str:
+    """Name and origin of the backend, for errors."""
+    origin = records.origin_phrase(self._found.origin or "jaxplugin")
+    return f"backend {self.backend.name!r} ({origin})"
 
   def supports(
     self, problem: Any, target: targets.Target

@@ -106,7 +106,6 @@ class Scheme:
     """Returns how an array of a shape is quantized for a matmul."""
     recipe = self.recipe
     format = format.along(along.shape(shape)[along.axis()])
-    has_choice = quantization.has_four_over_six(format)
     axis_name: tuple[str, ...] = ()
     if format.has_global_scale and recipe.axis_name is not None:
       axis_name = global_scales.bound_names(self.who, recipe.axis_name)
@@ -119,7 +118,8 @@ class Scheme:
       options=problems.RecipeOptions(
         hadamard=transform,
         square=square,
-        four_over_six=recipe.four_over_six and has_choice,
+        four_over_six=recipe.four_over_six
+        and quantization.has_four_over_six(format),
         scale_up=recipe.grad_scale_up and is_gradient,
       ),
       axis_name=axis_name,

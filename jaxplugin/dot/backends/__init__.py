@@ -139,6 +139,8 @@ def _modelled(
   problem: problems.DotProblem, target: targets.Target
 ) -> tuple[decisions.Measured, ...]:
   """Returns the model's proposal if triton would be chosen without it."""
+  if target.platform not in triton.BACKEND.platforms:
+    return ()
   proposal = modelled.proposal(problem, target)
   if proposal is None:
     return ()
