@@ -69,7 +69,7 @@ def choose(
     measured=measured,
   )
   if target.options.on_fallback == "raise" and _is_fallback(
-    operation, problem, decision
+    backend_of(operation, decision), problem, decision
   ):
     reasons = "".join(
       f"\n  {refusal.implementation}: {refusal.reason}"
@@ -94,7 +94,7 @@ def choose(
 
 
 def _is_fallback(
-  operation: resolution.MeasuredOperation[decisions.Problem],
+  backend: decisions.BackendRecord[Any],
   problem: Any,
   decision: decisions.Decision,
 ) -> bool:
@@ -103,7 +103,7 @@ def _is_fallback(
   return (
     any(side is not None and side.format is not None for side in sides)
     and not problem.is_empty
-    and operation.backends()[decision.implementation].is_portable
+    and backend.is_portable
     and decision.implementation_from == decisions.RULE
   )
 
@@ -208,8 +208,8 @@ def emit(
   **options: Any,
 ) -> Any:
   """Emits a problem with the chosen backend, and logs the decision."""
-  backends = operation.backends()
-  tried = decisions.order(backends, target)
+  backend = backend_of(operation, decision)
+  tried = decisions.order(operation.backends(), target)
   chosen = decision.implementation
   before = tried[: tried.index(chosen)] if chosen in tried else tried
   logs.decided(
@@ -218,9 +218,8 @@ def emit(
     target,
     decision,
     before=before,
-    is_fallback=_is_fallback(operation, problem, decision),
+    is_fallback=_is_fallback(backend, problem, decision),
   )
-  backend = backend_of(operation, decision)
   with jax.named_scope(logs.scope(problem, chosen)):
     return backend.emit(*arrays, problem, target, **options)
 
