@@ -3,7 +3,8 @@
 """Options of calls that are traced inside of a context.
 
 They limit memory and threads, and say what happens if no kernel fits a call.
-Environment variables set the options of a whole process.
+Environment variables set the options of a whole process. `has_checks` is the
+option of `debug_checks`.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ class Options:
 
 NONE: Final = Options()
 _context = jax_private.make_context(None)
+# Whether `debug_checks` checks the results of dots that are traced now.
+has_checks: Final = jax_private.make_context(False)
 
 
 def options(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import error_context, targets
+from jaxplugin.core import call_options, error_context, targets
 from jaxplugin.dot import (
   arguments,
   backends,
@@ -183,7 +183,7 @@ def block_scaled_dot(
     bind=_bind,
     backends=backends,
     operation=backends.OPERATION,
-    is_checked=guards.is_on(),
+    is_checked=call_options.has_checks.value,
     source=source,
   )
 
@@ -268,7 +268,7 @@ def _bind(call: calls.DotCall) -> jax.Array:
   if call.implementation is not None:  # some local device must support it
     choice.require_somewhere(functools.partial(backends.choose_for, call))
   result = primitive.bind(call, targets.request())
-  if guards.is_on():
+  if call_options.has_checks.value:
     guards.check(result, call.without_origins())
   return result
 

@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxplugin.core import decisions, error_context, targets
+from jaxplugin.core import call_options, decisions, error_context, targets
 from jaxplugin.dot import (
   backends,
   calls,
@@ -38,8 +38,6 @@ from jaxplugin.operation import failures, primitive
 _ACTIVATION_ERROR: Final = 16 * 2.0**-24
 # Largest slope of an activation (gelu, silu: below 1.13).
 _MAX_SLOPE: Final = 2.0
-
-_is_on = jax_private.make_context(False)
 
 _records_lock = threading.Lock()
 _records: list[list[Exception]] = []  # a list for each active `debug_checks`
@@ -103,7 +101,7 @@ def debug_checks(enabled: bool = True) -> Iterator[None]:
       f" {error_context.shown(enabled)}"
     )
   if not enabled:
-    with _is_on(False):
+    with call_options.has_checks(False):
       yield
     return
   record: list[Exception] = []
@@ -111,7 +109,7 @@ def debug_checks(enabled: bool = True) -> Iterator[None]:
     _records.append(record)
   failure = None
   try:
-    with _is_on(True):
+    with call_options.has_checks(True):
       yield
   except jax.errors.JaxRuntimeError as error:
     failure = error
@@ -142,11 +140,6 @@ def _wait() -> Exception | None:
   except (jax.errors.JaxRuntimeError, ExceptionGroup) as error:
     return error
   return None
-
-
-def is_on() -> bool:
-  """Returns whether dots traced now get a check."""
-  return _is_on.value
 
 
 def check(result: jax.Array, call: calls.DotCall) -> None:

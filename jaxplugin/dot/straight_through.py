@@ -30,8 +30,8 @@ from jax.extend import core as extend_core
 
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import formats
-from jaxplugin.dot import derivatives, epilogue, guards, sides
+from jaxplugin.core import call_options, formats
+from jaxplugin.dot import derivatives, epilogue, sides
 from jaxplugin.dot.backends import xla
 from jaxplugin.jaxext import linear_calls, mesh_axes, tangents
 
@@ -111,7 +111,7 @@ def _jvp(
     for name in ("lhs", "rhs", *GLOBAL_SCALES)
     if is_multiplied_by_surrogate(name, arrays, arrays_tangent)
   ]
-  with guards.debug_checks(enabled=False):
+  with call_options.has_checks(False):
     rest = tangents.tangent_of(
       of,
       without_surrogates(arrays),
@@ -153,9 +153,9 @@ def jvp_of_activated(
   Args:
     dot: computes `of` of the arrays. Debug checks see only this result.
   """
-  with guards.debug_checks(enabled=False):
+  with call_options.has_checks(False):
     found = tangents.jvp(functools.partial(activated, of), arrays, moved)
-  if found is not None and not guards.is_on():
+  if found is not None and not call_options.has_checks.value:
     return found
   result = dot(of, arrays)
   return result, jnp.zeros_like(result) if found is None else found[1]

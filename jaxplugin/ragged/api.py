@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import layouts, scaled_array
-from jaxplugin.core import error_context, formats
+from jaxplugin.core import call_options, error_context, formats
 from jaxplugin.dot import arguments, epilogue, guards, offsets, sides
 from jaxplugin.dot import straight_through as dot_straight_through
 from jaxplugin.jaxext import jax_private, mesh_axes
@@ -212,7 +212,7 @@ def quantized(
     bind=bind,
     backends=backends,
     operation=backends.operation_of(call.problem()),
-    is_checked=guards.is_on(),
+    is_checked=call_options.has_checks.value,
     source=source,
   )
 
@@ -291,7 +291,7 @@ def bind(call: calls.Call) -> jax.Array:
     # Raises if no local device supports the requested backend.
     choice.require_somewhere(functools.partial(backends.choose_for, call))
   result = primitive.bind(call)
-  if guards.is_on():
+  if call_options.has_checks.value:
     _check(result, call)
   return result
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import formats
-from jaxplugin.dot import guards, straight_through
+from jaxplugin.core import call_options, formats
+from jaxplugin.dot import straight_through
 from jaxplugin.jaxext import tangents
 from jaxplugin.ragged import calls, epilogue, groups, primitive
 from jaxplugin.tables import resolution
@@ -53,7 +53,7 @@ def _jvp(
   if of.activation is not None:
     return straight_through.jvp_of_activated(dot, _activated, of, arrays, moved)
   result = dot(of, arrays)
-  with guards.debug_checks(enabled=False):
+  with call_options.has_checks(False):
     terms = _terms(of.replace(dtype=_F32), arrays, moved)
   if not terms:
     return result, jnp.zeros_like(result)
