@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import call_options, error_context, targets
+from jaxplugin.core import call_options, error_context
 from jaxplugin.dot import (
   arguments,
   backends,
@@ -267,7 +267,7 @@ def _bind(call: calls.DotCall) -> jax.Array:
   """Binds a checked call, with debug checks if they are enabled."""
   if call.implementation is not None:  # some local device must support it
     choice.require_somewhere(functools.partial(backends.choose_for, call))
-  result = primitive.bind(call, targets.request())
+  result = primitive.bind(call)
   if call_options.has_checks.value:
     guards.check(result, call.without_origins())
   return result

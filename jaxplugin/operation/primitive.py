@@ -288,8 +288,13 @@ class Rules:
   restored: Callable[[Call], Call] = lambda call: call
 
 
-def bind(call: OperationCall, target: targets.Request | None) -> jax.Array:
-  """Binds the primitive of a validated call."""
+def bind(call: OperationCall) -> jax.Array:
+  """Binds the primitive of a validated call with the current contexts."""
+  return bind_for(targets.request(), call)
+
+
+def bind_for(target: targets.Request | None, call: OperationCall) -> jax.Array:
+  """Binds the primitive of a validated call with these contexts."""
   return call.PRIMITIVE.bind(*call.flatten(), call=call.form(), target=target)
 
 
@@ -329,7 +334,7 @@ def _jvp(rules, primals, tangents, *, call, target):
   }
   _refuse_quantized(rules, call, active)
   return rules.jvp(
-    functools.partial(bind, target=target), call.filled(primals), active
+    functools.partial(bind_for, target), call.filled(primals), active
   )
 
 
@@ -348,7 +353,7 @@ def _transpose(rules, g, *flat, call, target):
   with mesh:
     for name in names:
       cotangents[name] = rules.cotangent(
-        functools.partial(bind, target=target), name, g, call
+        functools.partial(bind_for, target), name, g, call
       ).astype(call.arrays()[name].dtype)
   return list(cotangents.values())
 
@@ -358,7 +363,7 @@ def _batch(rules, args, dims, *, call, target):
   call = call.filled(args)
   name, dim = next(iter(mapped.items()))
   size = call.arrays()[name].shape[dim]
-  return rules.batch(functools.partial(bind, target=target), call, mapped, size)
+  return rules.batch(functools.partial(bind_for, target), call, mapped, size)
 
 
 def _refuse_quantized(rules: Rules, call: Call, names: Container[str]) -> None:
@@ -392,7 +397,7 @@ def not_linear(
 
 def _lower_call(rules, context, *, call, target):
   # The function of each device binds the primitive for its shards.
-  share = functools.partial(bind, target=target)
+  share = functools.partial(bind_for, target)
 
   def function(*flat):
     whole = call.filled(flat)

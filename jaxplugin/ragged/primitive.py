@@ -42,6 +42,7 @@ from jaxplugin.runtime import lowering
 ragged_dot_p = calls.ragged_dot_p
 ragged_contraction_p = calls.ragged_contraction_p
 PRIMITIVES: Final = (ragged_dot_p, ragged_contraction_p)
+bind = primitive.bind
 Bind = primitive.Bind
 
 _ROWS: Final = frozenset({"lhs", "lhs_scale"})
@@ -53,11 +54,6 @@ _REMEDY: Final = (
   "Differentiate with respect to an unquantized lhs, bias and global scales,"
   " with jax.lax.stop_gradient around the quantized operands"
 )
-
-
-def bind(call: calls.Call) -> jax.Array:
-  """Binds a call with the request of the enclosing contexts."""
-  return primitive.bind(call, targets.request())
 
 
 # Tangents.

@@ -484,7 +484,7 @@ def _checked_call(
   def run(name: str, config: decisions.Fields) -> list[Any]:
     changed = call.replace(implementation=name, overlay=_pinned(name, config))
     if offset is None:
-      return [operation_primitive.bind(changed, None)]
+      return [operation_primitive.bind_for(None, changed)]
     given = *changed.flatten(), offset.array
     return [_fused(*given, form=changed.form(), format=offset.format)]
 
