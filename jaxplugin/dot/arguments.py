@@ -48,20 +48,21 @@ def sides_of(
       dimension numbers are malformed, or neither operand is quantized.
     ValueError: If `block_size` is not that of the formats.
   """
-  both = side_of("lhs", lhs, lhs_scale), side_of("rhs", rhs, rhs_scale)
-  contracting, batch = canonical_dimension_numbers(
-    dimension_numbers, both[0].ndim, both[1].ndim
+  given = (
+    _with_origin(side_of("lhs", lhs, lhs_scale), lhs),
+    _with_origin(side_of("rhs", rhs, rhs_scale), rhs),
   )
-  result = []
-  for i, (side, operand) in enumerate(zip(both, (lhs, rhs), strict=True)):
-    side = side.replace(contracting=contracting[i], batch=batch[i])
-    if isinstance(operand, scaled_array.ScaledArray):
-      side = _with_origin(side, operand)
-    result.append(side)
+  numbers = canonical_dimension_numbers(
+    dimension_numbers, given[0].ndim, given[1].ndim
+  )
+  both = [
+    side.replace(contracting=contracting, batch=batch)
+    for side, contracting, batch in zip(given, *numbers, strict=True)
+  ]
   if block_size is not None:
-    _validate_block_size(block_size, *result)
+    _validate_block_size(block_size, *both)
   padded = block_size is not None
-  lhs_side, rhs_side = (_in_rows(_with_axis(x, padded)) for x in result)
+  lhs_side, rhs_side = (_with_axis(x, padded).in_rows() for x in both)
   if lhs_side.format is None and rhs_side.format is None:
     raise TypeError(
       f"{sides.who()}: lhs or rhs must be quantized, got"
@@ -143,14 +144,6 @@ def side_of(name: str, operand: Any, scale: Any = None) -> sides.Side:
   return sides.Side(name=name, values=values, scale=scale, format=format)
 
 
-def _in_rows(side: sides.Side) -> sides.Side:
-  """Returns `side.in_rows()`, which remembers the scale of square blocks."""
-  rows = side.in_rows()
-  if side.format is None or not side.format.is_square:
-    return rows
-  return rows.replace(square_scale=side.scale)
-
-
 def scaled_side(name: str, operand: scaled_array.ScaledArray) -> sides.Side:
   """Returns a `Side` for a `ScaledArray`; its dimensions are not set yet.
 
@@ -190,10 +183,10 @@ def _view_remedy(side: str, scale_dtype: np.dtype) -> str:
   )
 
 
-def _with_origin(
-  side: sides.Side, operand: scaled_array.ScaledArray
-) -> sides.Side:
+def _with_origin(side: sides.Side, operand: Operand) -> sides.Side:
   """Adds the array that was quantized to the operand, and rhs's stack."""
+  if not isinstance(operand, scaled_array.ScaledArray):
+    return side
   source = operand.quantized_from()
   if source is not None:
     global_scale = jax.lax.stop_gradient(operand.global_scale)

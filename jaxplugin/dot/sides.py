@@ -241,8 +241,9 @@ class Side:
   def in_rows(self) -> Side:
     """Returns the side with a known block size and a scale for each row.
 
-    Square blocks become blocks along a contracting dimension. A stack of square
-    blocks is forgotten, since its scales have another shape.
+    Square blocks become blocks along a contracting dimension. The side keeps
+    their scale as `square_scale`, but not a stack of square blocks, since its
+    scales have another shape.
     """
     format = self.format
     if format is None or not (format.is_square or format.block_size == 0):
@@ -262,7 +263,9 @@ class Side:
     scale = layouts.scale_of_rows(
       self.scale, other, self.shape[other], format.block_rows
     )
-    return self.replace(format=format.of_rows(), scale=scale, axis=axis)
+    return self.replace(
+      format=format.of_rows(), scale=scale, axis=axis, square_scale=self.scale
+    )
 
   def without_origin(self) -> Side:
     """Returns the side without its stack and its source."""
