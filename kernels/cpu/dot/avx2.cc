@@ -21,6 +21,7 @@ namespace {
 #include "simd/unpack_avx2.inl"
 #include "dot/bytes.inl"
 #include "dot/engine_float_avx2.inl"
+#include "dot/engine_float_many_avx2.inl"
 #include "dot/few_rows_avx2.inl"
 #include "dot/engine_integer_avx2.inl"
 #include "dot/convert_rows.inl"
@@ -45,7 +46,9 @@ bool Dot(const DotArgs& args, const Parallel& parallel) {
     engine = Engine::kFloatAvx2;  // a float is too large or too small
   }
   if (engine == Engine::kFloatAvx2) {
-    return BlockedDot<EngineFloat>(args, parallel);
+    return EngineFloatMany::IsFaster(ChooseSides(args).panel_rows)
+               ? BlockedDot<EngineFloatMany>(args, parallel)
+               : BlockedDot<EngineFloat>(args, parallel);
   }
   return IntegerDot(args, parallel);
 }

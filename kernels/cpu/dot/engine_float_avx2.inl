@@ -1,7 +1,8 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine of the large dot in float32 with AVX2. Vectors run along k, so
+// The engine of the large dot in float32 with AVX2, for any number of panel rows
+// (engine_float_many_avx2.inl is faster for many). Vectors run along k, so
 // nothing is transposed. A register tile of 4 panel rows by 3 strip rows has 12
 // accumulators of 8 lanes. With the factors they fill the 16 registers, and 12
 // multiply-adds need 7 loads. A chunk of k of the panel stays in L2, and one
@@ -74,11 +75,11 @@ struct EngineFloat {
   // Returns the distance in bytes from the codes at k0 of a strip row to the
   // codes to prefetch: the next chunk, or the first chunk of the same row in
   // the next strip.
-  static int64_t Ahead(const Operand& x, int64_t k0) {
-    if (k0 + kChunk >= x.k) {
+  static int64_t Ahead(const Operand& x, int64_t k0, int64_t chunk) {
+    if (k0 + chunk >= x.k) {
       return kStripRows * x.row_bytes - CodeBytes(x, k0);
     }
-    return CodeBytes(x, kChunk);
+    return CodeBytes(x, chunk);
   }
   static int64_t CodeBytes(const Operand& x, int64_t k) {
     return IsPacked(x.format) ? k / 2 : k;
@@ -158,6 +159,19 @@ struct EngineFloat {
     }
   }
 
+  // Unpacks values [k0, k0 + chunk) of `count` rows. They are `stride` floats
+  // apart, and the missing rows of a strip become 0.
+  void UnpackStrip(int64_t row, int64_t count, int64_t k0, int64_t chunk,
+                   int64_t ahead, int64_t stride, float* strip) const {
+    for (int64_t j = 0; j < kStripRows; ++j, strip += stride) {
+      if (j < count) {
+        Unpack(strip_operand, row + j, k0, chunk, ahead, strip);
+      } else {
+        __builtin_memset(strip, 0, PaddedK(chunk) * 4);
+      }
+    }
+  }
+
   // Unpacks a chunk of k of a strip to `strip` and multiplies it with the
   // panel.
   void Chunk(int64_t row, int64_t count, int64_t k0, const float* a,
@@ -165,32 +179,26 @@ struct EngineFloat {
     const int64_t k = strip_operand.k;
     const int64_t lda = PanelRowFloats(k);
     const int64_t chunk = Min(kChunk, k - k0);
-    const int64_t ahead = Ahead(strip_operand, k0);
-    for (int64_t j = 0; j < kStripRows; ++j) {
-      float* out = strip + j * kStripStride;
-      if (j < count) {
-        Unpack(strip_operand, row + j, k0, chunk, ahead, out);
-      } else {
-        __builtin_memset(out, 0, PaddedK(chunk) * 4);
-      }
-    }
+    UnpackStrip(row, count, k0, chunk, Ahead(strip_operand, k0, kChunk),
+                kStripStride, strip);
     for (int64_t r = 0; r < rows; r += tile_rows, c += kTileFloats) {
       TileOf(Min(tile_rows, rows - r), a + r * lda + k0, lda, strip, count,
              PaddedK(chunk), k0 == 0, c);
     }
   }
 
-  // Converts the sums of tiles to sums of rows, in place. The sums of a row
-  // never lie behind the sums of its tile.
+  // Converts the sums of tiles of kTileRows rows to sums of rows, in place. The
+  // sums of a row never lie behind the sums of its tile.
+  template <int kTileRows>
   static void FinishTiles(int64_t rows, int64_t tile_rows, int64_t strip_rows,
                           float* c) {
     const float* tile = c;
-    for (int64_t r0 = 0; r0 < rows; r0 += tile_rows, tile += kTileFloats) {
-      float sums[kTileRowsMax][kStripRows];
-      const float* rest = tile + kStripRows * kTileRowsMax;
+    for (int64_t r0 = 0; r0 < rows; r0 += tile_rows) {
+      float sums[kTileRows][kStripRows];
+      const float* rest = tile + kStripRows * kTileRows;
       for (int64_t j = 0; j < strip_rows; ++j) {
-        for (int r = 0; r < kTileRowsMax; ++r) {
-          const int64_t at = j * kTileRowsMax + r;
+        for (int r = 0; r < kTileRows; ++r) {
+          const int64_t at = j * kTileRows + r;
           sums[r][j] = TotalOf(tile[at], rest[at]);
         }
       }
@@ -198,6 +206,7 @@ struct EngineFloat {
       for (int64_t r = 0; r < some; ++r) {
         __builtin_memcpy(c + (r0 + r) * kSumFloats, sums[r], strip_rows * 4);
       }
+      tile += kTileRows * kSumFloats;
     }
   }
 
@@ -212,6 +221,6 @@ struct EngineFloat {
       Chunk(row, count, k0, reinterpret_cast<const float*>(panel), rows,
             tile_rows, reinterpret_cast<float*>(scratch), c);
     }
-    FinishTiles(rows, tile_rows, count, c);
+    FinishTiles<kTileRowsMax>(rows, tile_rows, count, c);
   }
 };

@@ -20,25 +20,6 @@
 // scale is f32, bf16 or f16, also 1 in the product of two scales and 1 in the
 // first block of a sum.
 
-// Transposes 8 rows of 8 dwords.
-JAXPLUGIN_ALWAYS_INLINE void Transpose8(__m256i* rows) {
-  __m256i a[8], b[8];
-  for (int i = 0; i < 8; i += 2) {
-    a[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
-    a[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4) {
-    b[i] = _mm256_unpacklo_epi64(a[i], a[i + 2]);
-    b[i + 1] = _mm256_unpackhi_epi64(a[i], a[i + 2]);
-    b[i + 2] = _mm256_unpacklo_epi64(a[i + 1], a[i + 3]);
-    b[i + 3] = _mm256_unpackhi_epi64(a[i + 1], a[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    rows[i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x20);
-    rows[4 + i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x31);
-  }
-}
-
 // kBlock is the smaller of both pieces (PieceOf). kIsPacked says whether the
 // strip has four bits per value.
 template <int kBlock, bool kIsPacked>

@@ -6,6 +6,25 @@
 
 constexpr int kGroupBytes = 32;  // bytes of codes in a group: one load
 
+// Transposes 8 rows of 8 dwords.
+JAXPLUGIN_ALWAYS_INLINE void Transpose8(__m256i* rows) {
+  __m256i a[8], b[8];
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
+    a[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    b[i] = _mm256_unpacklo_epi64(a[i], a[i + 2]);
+    b[i + 1] = _mm256_unpackhi_epi64(a[i], a[i + 2]);
+    b[i + 2] = _mm256_unpacklo_epi64(a[i + 1], a[i + 3]);
+    b[i + 3] = _mm256_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x20);
+    rows[4 + i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x31);
+  }
+}
+
 // Returns the format of `f`'s codes in a register. LoadCodes converts both
 // 6-bit formats to E4M3, which represents all of their values as normal
 // numbers.
@@ -405,19 +424,22 @@ JAXPLUGIN_ALWAYS_INLINE void DecodeBlockScales(const Operand& x, int64_t row,
   int64_t i = 0;
   if (ScalesArePlain(kind, scales, count)) {
     const __m256 power = _mm256_set1_ps(PowerOf(shift));
+    // The last eight scales overlap the ones before.
     const auto decode = [&](auto known) {
-      for (; i + 8 <= count; i += 8) {
-        const __m256 s = LoadEightScales(known.kKind, scales + i * size);
-        _mm256_storeu_ps(out + i, _mm256_mul_ps(s, power));
+      for (; count >= 8 && i < count; i += 8) {
+        const int64_t at = Min(i, count - 8);
+        const __m256 s = LoadEightScales(known.kKind, scales + at * size);
+        _mm256_storeu_ps(out + at, _mm256_mul_ps(s, power));
       }
     };
     switch (kind) {
       case ScaleKind::kE8M0:
         // Adding to the exponents leaves the multipliers to the dot.
-        for (; shift >= 0 && i + 8 <= count; i += 8) {
+        for (; shift >= 0 && count >= 8 && i < count; i += 8) {
+          const int64_t at = Min(i, count - 8);
           const __m256i s =
-              _mm256_castps_si256(LoadEightScales(kind, scales + i));
-          _mm256_storeu_ps(out + i, _mm256_castsi256_ps(_mm256_add_epi32(
+              _mm256_castps_si256(LoadEightScales(kind, scales + at));
+          _mm256_storeu_ps(out + at, _mm256_castsi256_ps(_mm256_add_epi32(
                                         s, _mm256_set1_epi32(shift << 23))));
         }
         decode(KindIs<ScaleKind::kE8M0>());
@@ -463,18 +485,19 @@ JAXPLUGIN_ALWAYS_INLINE void DecodeScales(const Operand& x, int64_t row,
   }
 }
 
-// UnpackRun multiplies the scales of formats with one code per byte by
-// 2^kUnpackScaleShift, and their values by 2^-kUnpackScaleShift.
-constexpr int kUnpackScaleShift = 60;
+// UnpackRun multiplies scales by 2^UnpackScaleShift, and values by
+// 2^-UnpackScaleShift.
+constexpr int UnpackScaleShift(Format f) {
+  return f == Format::kE2M1 ? -1 : IsPacked(f) ? 0 : 60;
+}
 
 // The order of the values that UnpackRun writes. kGroups is the order of
 // ExpandedIndex in each whole group of 32 values. It is for formats with one
 // code per byte.
 enum class Order { kNatural, kGroups };
 
-// Converts 32 values without scale. Values of formats with one code per byte
-// are multiplied by 2^-kUnpackScaleShift. `codes` has 32 bytes, or 16 if
-// packed.
+// Converts 32 values without scale, times 2^-UnpackScaleShift. `codes` has 32
+// bytes, or 16 if packed.
 template <Format kFormat, Order kOrder>
 JAXPLUGIN_ALWAYS_INLINE void UnpackValues(const uint8_t* codes,
                                           const NibbleTables& tables,
@@ -506,9 +529,6 @@ JAXPLUGIN_ALWAYS_INLINE void UnpackValues(const uint8_t* codes,
       const __m128i at =
           q & 1 ? _mm_srli_si128(halves[q / 2], 8) : halves[q / 2];
       values[q] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(at));
-      if (kFormat == Format::kE2M1) {
-        values[q] = _mm256_mul_ps(values[q], _mm256_set1_ps(0.5f));
-      }
     }
   } else {
     constexpr Format kFp8 = InRegister(kFormat);
@@ -528,7 +548,7 @@ JAXPLUGIN_ALWAYS_INLINE void UnpackValues(const uint8_t* codes,
         values[q] = MoveFields<kFp8>(LoadEight(codes + 8 * q));
       }
     }
-    constexpr int kShift = ValueShift(kFormat) - kUnpackScaleShift;
+    constexpr int kShift = ValueShift(kFormat) - UnpackScaleShift(kFormat);
 #pragma GCC unroll 4
     for (int q = 0; q < 4; ++q) {
       values[q] = _mm256_mul_ps(
@@ -538,9 +558,9 @@ JAXPLUGIN_ALWAYS_INLINE void UnpackValues(const uint8_t* codes,
 }
 
 // Converts `groups` groups of 32 values and multiplies them by their scales.
-// `scale` has the scales of their blocks, times 2^kUnpackScaleShift for formats
-// with one code per byte. Prefetches the codes `ahead` bytes further. Returns
-// false if a code is NaN or Inf; the output is then invalid.
+// `scale` has the scales of their blocks, times 2^UnpackScaleShift. Prefetches
+// the codes `ahead` bytes further. Returns false if a code is NaN or Inf; the
+// output is then invalid.
 template <Format kFormat, int kBlock, Order kOrder>
 inline bool UnpackGroups(const uint8_t* codes, int64_t groups,
                          const float* codebook, const float* scale,
@@ -603,10 +623,9 @@ inline void UnpackRun(const Operand& x, int64_t row, int64_t k0, int64_t count,
   bool is_done = false;
   if (groups != 0) {
     const int64_t piece = PieceOf(x);
-    const int shift = IsPacked(x.format) ? 0 : kUnpackScaleShift;
     float scale[kPiecesMax];
     DecodeScales(x, row, k0 / piece, groups * 32 / piece,
-                 shift - x.fraction_bits, scale);
+                 UnpackScaleShift(x.format) - x.fraction_bits, scale);
     const auto unpack = [&](auto format) {
       constexpr Format kFormat = decltype(format)::kFormat;
       is_done = UnpackOfFormat<kFormat>(codes + BytesOf(kFormat, k0), groups,

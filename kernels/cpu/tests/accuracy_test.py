@@ -42,8 +42,9 @@ DOMINATED = {
   "nvfp4": ((4, 256, 0.5, 0.125), (4, 256, 0.5, 0.25), (6, 208, 1, 0.140625)),
 }
 FP4 = ("mxfp4", "nvfp4")
-# Rows for every path: few rows, large dots, and a last tile of one row.
-ROWS = (1, 2, 3, 4, 5, 17, 25)
+# Rows for every path: few rows, large dots, and last tiles of one row, or with
+# one row missing.
+ROWS = (1, 2, 3, 4, 5, 17, 25, 31)
 UNIT = 2.0**-24
 
 
@@ -94,7 +95,7 @@ class AccuracyTest(parameterized.TestCase):
         with self.subTest(k=k, rows=rows, at=at):
           self.assert_close(lhs, rhs, limit)
 
-  @testing.each(rows=(1, 3, 8, 40))
+  @testing.each(rows=(1, 3, 8, 31, 40))
   def test_large_parts_that_cancel_leave_what_a_total_rounded_off(
     self, isa, rows
   ):
@@ -149,15 +150,15 @@ class AccuracyTest(parameterized.TestCase):
         with self.subTest(k=k, rows=rows, plain=plain):
           self.assert_close(lhs, rhs, limit)
 
-  @testing.rows(rows=(5, 17))
-  def test_all_roundings_of_a_sum_may_go_up(self, rows):
+  @testing.rows(rows=(5, 17, 31), step=(16, 1))
+  def test_all_roundings_of_a_sum_may_go_up(self, rows, step):
     """Products of slightly more than half a unit are added to 1, one by one.
 
     They are in the lane of the 1, or added to it with the other lanes.
     """
     k = 1024
     values = np.zeros((1, rows, k), np.float32)
-    values[..., ::16] = 2.0**-24 * (1 + 2.0**-7)
+    values[..., ::step] = 2.0**-24 * (1 + 2.0**-7)
     values[..., [1, 2, 4, 8]] = values[..., 16, None]
     values[..., 0] = 1
     lhs = testing.Side("f32", values, None)
