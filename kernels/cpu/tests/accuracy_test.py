@@ -88,7 +88,7 @@ class AccuracyTest(parameterized.TestCase):
   def test_one_product_may_outweigh_all_others(self, row):
     name, data = row
     for k, at in itertools.product((512, 4096, 16384), (0, 13)):
-      rhs = dominated(name, 9, k, at, *data)
+      rhs = dominated(name, max(ROWS), k, at, *data)
       for rows in ROWS if k < 16384 else (1, 4, 17):
         lhs = dominated(name, rows, k, at, *data)
         limit = functools.partial(bound, name, name, rows)
@@ -162,7 +162,7 @@ class AccuracyTest(parameterized.TestCase):
     values[..., [1, 2, 4, 8]] = values[..., 16, None]
     values[..., 0] = 1
     lhs = testing.Side("f32", values, None)
-    rhs = testing.Side("f32", np.ones((1, 9, k), np.float32), None)
+    rhs = testing.Side("f32", np.ones((1, 31, k), np.float32), None)
     self.assert_close(lhs, rhs, functools.partial(bound, "f32", "f32", rows))
 
 
