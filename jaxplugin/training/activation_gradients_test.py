@@ -26,10 +26,6 @@ FEATURES, HIDDEN = 64, 128
 # JAX's second derivative of gelu in f32 has this error, because 1 - sigmoid(z)
 # cancels. That of `attached` has 2^-21.
 CANCELLED = 2.0**-15
-# Tests with tolerances compile with LLVM's level 0, which takes a third less.
-jit = functools.partial(
-  jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)
 
 
 def gated_mlp(params, x):
@@ -190,7 +186,7 @@ def gradients_of_own_rules(form, is_fused):
     for rule, place in itertools.product(("vjp", "jvp"), places)
   }
 
-  @jit
+  @jax.jit
   def run(params, x):
     return {name: gradient(fn)(params, x) for name, fn in functions.items()}
 
@@ -220,7 +216,7 @@ class AttachedTest(parameterized.TestCase):
     ]
     cotangent = jnp.sin(jnp.arange(480.0)).reshape(3, 5, 32)
 
-    @functools.partial(jit, static_argnums=1)
+    @functools.partial(jax.jit, static_argnums=1)
     def run(given, is_attached):
       return [
         of(p, x, more, cotangent, is_attached)
@@ -240,7 +236,7 @@ class NormTest(parameterized.TestCase):
     cases = [p for p in prologue_cases.GRADIENTS if p.is_norm]
     given = [prologue_cases.operands(p, SHAPE, jnp.float32) for p in cases]
 
-    @jit
+    @jax.jit
     def run(given):
       found = []
       for prologue, (x, more) in zip(cases, given, strict=True):
@@ -276,7 +272,7 @@ class NormTest(parameterized.TestCase):
         lax.stop_gradient(y), call, matmul
       )
 
-    @functools.partial(jit, static_argnums=0)
+    @functools.partial(jax.jit, static_argnums=0)
     def run(is_attached, given):
       return [
         jax.jvp(
@@ -506,7 +502,7 @@ class FusedGradientsTest(parameterized.TestCase):
     )
     separate = functools.partial(jp.quantize_dots, recipe="mxfp8")
 
-    @functools.partial(jit, static_argnums=0)
+    @functools.partial(jax.jit, static_argnums=0)
     def run(form, params, x):
       return [
         jax.grad(loss_of(form(fn)), (0, 1))(params, x) for fn in functions
