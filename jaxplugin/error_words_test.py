@@ -205,7 +205,7 @@ class ErrorWordsTest(absltest.TestCase):
         lambda: jp.align_groups(_X, _SIZES, True),
         lambda: jp.block_scaled_dot(_Q, _Q, dimension_numbers=dims),
         lambda: jp.block_scaled_dot(_Q, _Q, global_scale=True),
-          lambda: jp.quantize_operand(_X[:, :32], "mxfp8", contracting=True),
+        lambda: jp.quantize_operand(_X[:, :32], "mxfp8", contracting=True),
         lambda: jp.training.accumulate(_dense, True),
       )
     ):
