@@ -291,7 +291,7 @@ def _strides(
   options: problems.RecipeOptions,
   problem: problems.QuantizationProblem,
 ) -> tuple[int, ...]:
-  """Returns the strides of the whole array, of which x may be a shard."""
+  """Returns the strides of the whole array; x may be a shard."""
   return options.strides or offsets.strides(b.shape(problem.shape))
 
 
