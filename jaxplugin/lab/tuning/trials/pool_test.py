@@ -191,7 +191,6 @@ for suffix in ("", ".lab", ".lab.tuning", ".lab.tuning.trials", ".runtime"):
   package.__path__ = [sys.argv[1] + suffix.replace(".", "/")]
   sys.modules[name] = package
 from jaxplugin.lab.tuning.trials import pool
-from jaxplugin.testing import folders
 workers = pool.Pool(
   1,
   10**9,
