@@ -75,9 +75,10 @@ struct EngineFloat {
   // Returns the distance in bytes from the codes at k0 of a strip row to the
   // codes to prefetch: the next chunk, or the first chunk of the same row in
   // the next strip.
-  static int64_t Ahead(const Operand& x, int64_t k0, int64_t chunk) {
+  static int64_t Ahead(const Operand& x, int64_t k0, int64_t chunk,
+                       int64_t strip_rows) {
     if (k0 + chunk >= x.k) {
-      return kStripRows * x.row_bytes - CodeBytes(x, k0);
+      return strip_rows * x.row_bytes - CodeBytes(x, k0);
     }
     return CodeBytes(x, chunk);
   }
@@ -160,10 +161,11 @@ struct EngineFloat {
   }
 
   // Unpacks values [k0, k0 + chunk) of `count` rows. They are `stride` floats
-  // apart, and the missing rows of a strip become 0.
-  void UnpackStrip(int64_t row, int64_t count, int64_t k0, int64_t chunk,
-                   int64_t ahead, int64_t stride, float* strip) const {
-    for (int64_t j = 0; j < kStripRows; ++j, strip += stride) {
+  // apart, and the missing rows of a strip of `strip_rows` become 0.
+  void UnpackStrip(int64_t row, int64_t count, int64_t strip_rows, int64_t k0,
+                   int64_t chunk, int64_t ahead, int64_t stride,
+                   float* strip) const {
+    for (int64_t j = 0; j < strip_rows; ++j, strip += stride) {
       if (j < count) {
         Unpack(strip_operand, row + j, k0, chunk, ahead, strip);
       } else {
@@ -179,24 +181,26 @@ struct EngineFloat {
     const int64_t k = strip_operand.k;
     const int64_t lda = PanelRowFloats(k);
     const int64_t chunk = Min(kChunk, k - k0);
-    UnpackStrip(row, count, k0, chunk, Ahead(strip_operand, k0, kChunk),
-                kStripStride, strip);
+    UnpackStrip(row, count, kStripRows, k0, chunk,
+                Ahead(strip_operand, k0, kChunk, kStripRows), kStripStride,
+                strip);
     for (int64_t r = 0; r < rows; r += tile_rows, c += kTileFloats) {
       TileOf(Min(tile_rows, rows - r), a + r * lda + k0, lda, strip, count,
              PaddedK(chunk), k0 == 0, c);
     }
   }
 
-  // Converts the sums of tiles of kTileRows rows to sums of rows, in place. The
-  // sums of a row never lie behind the sums of its tile.
-  template <int kTileRows>
-  static void FinishTiles(int64_t rows, int64_t tile_rows, int64_t strip_rows,
+  // Converts the sums of tiles of kTileRows rows and strips of kRows rows to
+  // sums of rows, in place. The sums of a row never lie behind the sums of its
+  // tile.
+  template <int kTileRows, int kRows>
+  static void FinishTiles(int64_t rows, int64_t tile_rows, int64_t count,
                           float* c) {
     const float* tile = c;
     for (int64_t r0 = 0; r0 < rows; r0 += tile_rows) {
-      float sums[kTileRows][kStripRows];
-      const float* rest = tile + kStripRows * kTileRows;
-      for (int64_t j = 0; j < strip_rows; ++j) {
+      float sums[kTileRows][kRows];
+      const float* rest = tile + kRows * kTileRows;
+      for (int64_t j = 0; j < count; ++j) {
         for (int r = 0; r < kTileRows; ++r) {
           const int64_t at = j * kTileRows + r;
           sums[r][j] = TotalOf(tile[at], rest[at]);
@@ -204,9 +208,9 @@ struct EngineFloat {
       }
       const int64_t some = Min(tile_rows, rows - r0);
       for (int64_t r = 0; r < some; ++r) {
-        __builtin_memcpy(c + (r0 + r) * kSumFloats, sums[r], strip_rows * 4);
+        __builtin_memcpy(c + (r0 + r) * 2 * kRows, sums[r], count * 4);
       }
-      tile += kTileRows * kSumFloats;
+      tile += 2 * kTileRows * kRows;
     }
   }
 
@@ -221,6 +225,6 @@ struct EngineFloat {
       Chunk(row, count, k0, reinterpret_cast<const float*>(panel), rows,
             tile_rows, reinterpret_cast<float*>(scratch), c);
     }
-    FinishTiles<kTileRowsMax>(rows, tile_rows, count, c);
+    FinishTiles<kTileRowsMax, kStripRows>(rows, tile_rows, count, c);
   }
 };

@@ -11,23 +11,27 @@
 struct EngineFloatMany : EngineFloat {
   using EngineFloat::EngineFloat;
   static constexpr int kTileRowsMax = 16;
+  // With 12 rows, the engine reads the panel from L3 twice as often.
+  static constexpr int kStripRows = 24;
+  static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
   static constexpr int kColumns = 6;  // strip rows multiplied at a time
   static_assert(kStripRows % kColumns == 0);
+  static constexpr int kSums = 2 * kColumns;  // accumulators of 8 lanes
   // Floats of a tile's sums: [totals, rests][strip row][kTileRowsMax].
   static constexpr int64_t kTileFloats = kTileRowsMax * kSumFloats;
-  // Roundings: 20 in a part, 7 in the sum of 8 parts, 1 in the total. These 28
+  // Roundings: 16 in a part, 13 in the sum of 14 parts, 1 in the total. These 30
   // are more than the 16 of sums.inl, but fewer than twice as many.
-  static constexpr int64_t kPart = 20;
-  static constexpr int64_t kSumValues = 8 * kPart;
-  static constexpr int64_t kChunk = 3 * kSumValues;
+  static constexpr int64_t kPart = 16;
+  static constexpr int64_t kSumValues = 14 * kPart;
+  static constexpr int64_t kChunk = 2 * kSumValues;
   // The extra floats put rows into different cache sets.
   static constexpr int64_t kStripStride = kChunk + 8;
 
   // Whether this engine is faster than EngineFloat: at most an eighth of the
   // rows of its tiles are missing. Its time over that of EngineFloat, f32 *
-  // MXFP4, n = 2048, k = 4096, one Zen 3 core (2026-11):
-  //   rows     8    12    16    20    24    64
-  //         1.12  1.15  0.95  1.18  1.01  0.83
+  // MXFP4, n = 1024, k = 4096, one Zen 3 core (2026-11):
+  //   rows     8    12    14    16    20    24    28    32    40    64
+  //         1.50  1.18  1.04  0.97  1.32  1.12  1.01  0.88  0.98  0.89
   static bool IsFaster(int64_t rows) {
     return RoundUp(rows, kTileRowsMax) * 7 <= rows * 8;
   }
@@ -51,34 +55,49 @@ struct EngineFloatMany : EngineFloat {
     }
   }
 
+  // Adds the products of value `i` of a tile's rows and of kColumns strip rows to
+  // the sums [strip row][vector].
+  JAXPLUGIN_ALWAYS_INLINE static void Step(const float* a, const float* b,
+                                           int64_t i, __m256 (&sum)[kSums]) {
+    const float* rows = a + i * kTileRowsMax;
+    const __m256 x[2] = {_mm256_load_ps(rows), _mm256_load_ps(rows + 8)};
+#pragma GCC unroll 6
+    for (int j = 0; j < kColumns; ++j) {
+      const __m256 y = _mm256_broadcast_ss(b + j * kStripStride + i);
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        __m256& s = sum[2 * j + v];
+        s = i == 0 ? _mm256_mul_ps(x[v], y) : _mm256_fmadd_ps(x[v], y, s);
+      }
+    }
+  }
+
   // Adds the products of a tile and kColumns strip rows over `count` values of
-  // k. Stores the sums to `out`, or adds them to it.
+  // k, or over kPart values if kIsWhole. Stores the sums to `out`, or adds them
+  // to it.
+  template <bool kIsWhole>
   JAXPLUGIN_ALWAYS_INLINE static void Part(const float* a, const float* b,
                                            int64_t count, bool is_first,
                                            float* out) {
-    __m256 sum[kColumns][2];
-    const __m256 low = _mm256_load_ps(a), high = _mm256_load_ps(a + 8);
-#pragma GCC unroll 6
-    for (int j = 0; j < kColumns; ++j) {
-      const __m256 y = _mm256_broadcast_ss(b + j * kStripStride);
-      sum[j][0] = _mm256_mul_ps(low, y);
-      sum[j][1] = _mm256_mul_ps(high, y);
-    }
-    // Unrolled, GCC 12 spills sums to memory, and it takes 1.2 times as long.
-#pragma GCC unroll 1
-    for (int64_t i = 1; i < count; ++i) {
-      const float* rows = a + i * kTileRowsMax;
-      const __m256 x[2] = {_mm256_load_ps(rows), _mm256_load_ps(rows + 8)};
-#pragma GCC unroll 6
-      for (int j = 0; j < kColumns; ++j) {
-        const __m256 y = _mm256_broadcast_ss(b + j * kStripStride + i);
-        sum[j][0] = _mm256_fmadd_ps(x[0], y, sum[j][0]);
-        sum[j][1] = _mm256_fmadd_ps(x[1], y, sum[j][1]);
+    __m256 sum[kSums];
+    Step(a, b, 0, sum);
+    if constexpr (kIsWhole) {
+#pragma GCC unroll 32
+      for (int i = 1; i < kPart; ++i) {
+        Step(a, b, i, sum);
+        // Otherwise GCC 12 loads ahead and spills sums to memory.
+        asm(""
+            : "+x"(sum[0]), "+x"(sum[1]), "+x"(sum[2]), "+x"(sum[3]),
+              "+x"(sum[4]), "+x"(sum[5]), "+x"(sum[6]), "+x"(sum[7]),
+              "+x"(sum[8]), "+x"(sum[9]), "+x"(sum[10]), "+x"(sum[11]));
       }
+    } else {
+#pragma GCC unroll 1
+      for (int64_t i = 1; i < count; ++i) Step(a, b, i, sum);
     }
 #pragma GCC unroll 12
-    for (int i = 0; i < 2 * kColumns; ++i) {
-      __m256 s = sum[i / 2][i % 2];
+    for (int i = 0; i < kSums; ++i) {
+      __m256 s = sum[i];
       if (!is_first) s = _mm256_add_ps(s, _mm256_load_ps(out + 8 * i));
       _mm256_store_ps(out + 8 * i, s);
     }
@@ -90,18 +109,17 @@ struct EngineFloatMany : EngineFloat {
                    int64_t count, bool is_first, float* c) {
     for (int64_t j0 = 0; j0 < strip_rows; j0 += kColumns) {
       const float* strip = b + j0 * kStripStride;
-      alignas(32) float sum[kColumns * kTileRowsMax];
-      int64_t i = Min(kPart, count);
-      Part(a, strip, i, true, sum);
+      alignas(32) float sum[8 * kSums];
+      int64_t i = 0;
       for (; i + kPart <= count; i += kPart) {
-        Part(a + i * kTileRowsMax, strip + i, kPart, false, sum);
+        Part<true>(a + i * kTileRowsMax, strip + i, kPart, i == 0, sum);
       }
       if (i < count) {
-        Part(a + i * kTileRowsMax, strip + i, count - i, false, sum);
+        Part<false>(a + i * kTileRowsMax, strip + i, count - i, i == 0, sum);
       }
       float* out = c + j0 * kTileRowsMax;
 #pragma GCC unroll 12
-      for (int v = 0; v < 2 * kColumns; ++v, out += 8) {
+      for (int v = 0; v < kSums; ++v, out += 8) {
         AddExactly(_mm256_load_ps(sum + 8 * v), is_first, out,
                    out + kStripRows * kTileRowsMax);
       }
@@ -115,8 +133,9 @@ struct EngineFloatMany : EngineFloat {
     if (k == 0) __builtin_memset(c, 0, rows * kSumFloats * 4);
     for (int64_t k0 = 0; k0 < k; k0 += kChunk) {
       const int64_t chunk = Min(kChunk, k - k0);
-      UnpackStrip(row, count, k0, chunk, Ahead(strip_operand, k0, kChunk),
-                  kStripStride, strip);
+      UnpackStrip(row, count, kStripRows, k0, chunk,
+                  Ahead(strip_operand, k0, kChunk, kStripRows), kStripStride,
+                  strip);
       for (int64_t i = 0; i < chunk; i += kSumValues) {
         const float* a = reinterpret_cast<const float*>(panel) +
                          (k0 + i) * kTileRowsMax;
@@ -129,7 +148,7 @@ struct EngineFloatMany : EngineFloat {
         }
       }
     }
-    if (k != 0) FinishTiles<kTileRowsMax>(rows, tile_rows, count, c);
+    if (k != 0) FinishTiles<kTileRowsMax, kStripRows>(rows, tile_rows, count, c);
   }
 };
 
