@@ -21,6 +21,7 @@ HOW_TO = ROOT / "docs" / "how_to"
 RESULTS = readme_table.DIRECTORY / "results"
 AVX512 = "cpu_epyc_avx512_2_cores"
 AVX2 = "cpu_epyc_avx2_2_cores_limited"
+AVX2_FLOATS = "cpu_epyc_zen3_avx2_2_cores_floats"
 DECODER = "decoder:4x2048x5632"
 FORMATS = readme_table.FORMATS
 
@@ -112,6 +113,21 @@ GOALS = (
   line("reached", AVX2, "quantize:4096x4096", share),
   line("reached", AVX2, "dequantize:4096x4096", share),
   line("reached", AVX2, DECODER, ratio_to("f32", "cpu in scan")),
+  *(
+    line(
+      row,
+      AVX2_FLOATS,
+      row,
+      lambda row: f"{row.ratio('f32'):.2f}x",
+      ("f32xmxfp4", "f32xnvfp4", "f32xmxfp8", "f32xint4_32"),
+    )
+    for row in (
+      "16x4096x4096",
+      "64x4096x4096",
+      "512x4096x4096",
+      "2048x2048x2048",
+    )
+  ),
 )
 
 

@@ -19,8 +19,8 @@ struct EngineFloatMany : EngineFloat {
   static constexpr int kSums = 2 * kColumns;  // accumulators of 8 lanes
   // Floats of a tile's sums: [totals, rests][strip row][kTileRowsMax].
   static constexpr int64_t kTileFloats = kTileRowsMax * kSumFloats;
-  // Roundings: 16 in a part, 13 in the sum of 14 parts, 1 in the total. These 30
-  // are more than the 16 of sums.inl, but fewer than twice as many.
+  // Roundings: 16 in a part, 13 in the sum of 14 parts, 1 in the total. These 30,
+  // and two for wide scales, are at most twice the 16 of sums.inl.
   static constexpr int64_t kPart = 16;
   static constexpr int64_t kSumValues = 14 * kPart;
   static constexpr int64_t kChunk = 2 * kSumValues;
