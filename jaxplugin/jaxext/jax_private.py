@@ -47,11 +47,6 @@ _DEVICE_CONTEXTS: Final = (
   # An enclosing `shard_map` sets it. Types of one device's parts do not vary.
   "check_vma",
 )
-# Contexts of JAX that are not options.
-_OTHER_CONTEXTS: Final = (
-  "compute_on_context_manager",
-  "xla_metadata_context_manager",
-)
 
 _own_contexts: Final[list[Any]] = []
 _Tree = TypeVar("_Tree")
@@ -386,8 +381,8 @@ class Snapshot:
   """Contexts under which a function is traced.
 
   Attributes:
-    everything: (name, value) of each context in `jit`'s cache key, except
-      contexts of devices and meshes. A name may occur several times.
+    everything: (name, value) of each context in `jit`'s cache key, maybe
+      without contexts of devices and meshes. A name may occur several times.
     own: values of the contexts that `make` made, in order.
   """
 
@@ -402,18 +397,23 @@ class Snapshot:
         stack.enter_context(context(value))
       for name, value in self.everything:
         state = config.config_states.get(name)
-        if state is None and name in _OTHER_CONTEXTS:
-          state = getattr(config, name)
+        if state is None:
+          state = getattr(config, name, getattr(core, name, None))
         if state is not None and state.value != value:
           stack.enter_context(_set_option(state, value))
       yield
 
 
-def snapshot() -> Snapshot:
-  """Returns the contexts in which this thread would trace a function now."""
+def snapshot(*, with_devices: bool = False) -> Snapshot:
+  """Returns the contexts in which this thread would trace a function now.
+
+  Args:
+    with_devices: whether to include contexts of devices and meshes.
+  """
   named = zip(config.trace_context_names(), config.trace_context(), strict=True)
+  left_out = () if with_devices else _DEVICE_CONTEXTS
   return Snapshot(
-    everything=tuple((n, v) for n, v in named if n not in _DEVICE_CONTEXTS),
+    everything=tuple((n, v) for n, v in named if n not in left_out),
     own=tuple(context.value for context in _own_contexts),
   )
 

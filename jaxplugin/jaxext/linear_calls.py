@@ -10,8 +10,8 @@ The constants of the call are the residuals saved for the backward pass.
 with respect to its constants.
 
 linear_call_p: (*linear, *constants) -> results. Parameters: function;
-  num_linear; jaxpr, the operations of `function.apply`, which lets functions
-  that search a program for operations find them.
+  num_linear; operations, the `Operations` of `function.apply`, which lets
+  functions that search a program for operations find them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from jax.extend import core as extend_core
 from jax.interpreters import ad, batching, mlir
 
+from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import tangents as tangents_lib
 
 linear_call_p = extend_core.Primitive("jaxplugin_linear_call")
@@ -39,7 +40,8 @@ class Linear:
 
   Attributes:
     is_value: whether equal functions compute the same and hold no arrays. Such
-      functions are traced once, and the trace is cached for later calls.
+      functions are traced once, and the trace is cached for later calls. They
+      may be traced after the trace of their call ended.
   """
 
   is_value: ClassVar[bool] = False
@@ -97,23 +99,59 @@ class LinearInOne(Linear):
     return [self.transpose_call(g, *constants) if wanted[0] else None]
 
 
-def linear_call(function: Linear, linear: Arrays, constants: Arrays) -> Any:
+class Operations:
+  """The operations of the function of a call, traced when something reads them.
+
+  Reverse mode runs only the transpose, so it never reads them.
+
+  Attributes:
+    types: of the results.
+    structure: of the results.
+  """
+
+  def __init__(
+    self, function: Linear, linear: Arrays, constants: Arrays, like: Any
+  ):
+    self._function, self._num_linear = function, len(linear)
+    self._arguments = [jax.typeof(x) for x in (*linear, *constants)]
+    self._contexts = jax_private.snapshot(with_devices=True)
+    if like is None or not function.is_value:
+      like, leaves = self._traced.out_info, self.jaxpr.out_avals
+    else:
+      leaves = [jax.typeof(x) for x in jax.tree.leaves(like)]
+    self.types, self.structure = leaves, jax.tree.structure(like)
+
+  @functools.cached_property
+  def _traced(self) -> jax.stages.Traced:
+    jitted = _jitted(self._function, self._num_linear)
+    with self._contexts.restored(), jax.disable_jit(False):
+      return jitted.trace(*self._arguments)
+
+  @property
+  def jaxpr(self) -> extend_core.ClosedJaxpr:
+    return self._traced.jaxpr
+
+
+def linear_call(
+  function: Linear, linear: Arrays, constants: Arrays, like: Any = None
+) -> Any:
   """Returns `function.apply(linear, constants)`, with its derivatives.
 
   Args:
     linear: at least one array.
     constants: arrays in which the function need not be linear.
+    like: arrays of the types of the results. A function with `is_value` is then
+      traced only if something runs it or reads its operations.
   """
-  with jax.disable_jit(False):
-    traced = _jitted(function, len(linear)).trace(*linear, *constants)
+  operations = Operations(function, linear, constants, like)
   results = linear_call_p.bind(
     *linear,
     *constants,
     function=function,
     num_linear=len(linear),
-    jaxpr=traced.jaxpr,
+    operations=operations,
   )
-  return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
+  return jax.tree.unflatten(operations.structure, results)
 
 
 def _jitted(function, num_linear):
@@ -134,19 +172,19 @@ def _jitted_once(function, num_linear):
   )
 
 
-def _impl(*args, function, num_linear, jaxpr):
-  del jaxpr
+def _impl(*args, function, num_linear, operations):
+  del operations
   with jax.disable_jit(False):
     return jax.tree.leaves(_jitted(function, num_linear)(*args))
 
 
-def _abstract_eval(*args, function, num_linear, jaxpr):
+def _abstract_eval(*args, function, num_linear, operations):
   del args, function, num_linear
-  return jaxpr.out_avals
+  return operations.types
 
 
-def _jvp(primals, tangents, *, function, num_linear, jaxpr):
-  params = dict(function=function, num_linear=num_linear, jaxpr=jaxpr)
+def _jvp(primals, tangents, *, function, num_linear, operations):
+  params = dict(function=function, num_linear=num_linear, operations=operations)
   results = linear_call_p.bind(*primals, **params)
   linear, constants = primals[:num_linear], primals[num_linear:]
   terms = []
@@ -170,8 +208,8 @@ def _jvp(primals, tangents, *, function, num_linear, jaxpr):
   return results, [sum(t[1:], start=t[0]) for t in zip(*terms, strict=True)]
 
 
-def _transpose(cotangents, *args, function, num_linear, jaxpr):
-  del jaxpr
+def _transpose(cotangents, *args, function, num_linear, operations):
+  del operations
   given = [None if type(g) is ad.Zero else g for g in cotangents]
   if all(g is None for g in given):
     return [None] * len(args)
@@ -233,8 +271,8 @@ class Mapped(Linear):
     return cotangents
 
 
-def _batch(args, dims, *, function, num_linear, jaxpr):
-  del jaxpr
+def _batch(args, dims, *, function, num_linear, operations):
+  del operations
   size = next(
     x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None
   )
@@ -249,10 +287,10 @@ def _batch(args, dims, *, function, num_linear, jaxpr):
   return results, [0] * len(results)
 
 
-def _lower(ctx, *args, function, num_linear, jaxpr):
+def _lower(ctx, *args, function, num_linear, operations):
   del function, num_linear
-  operations = extend_core.jaxpr_as_fun(jaxpr)
-  return mlir.lower_fun(operations, multiple_results=True)(ctx, *args)
+  traced = extend_core.jaxpr_as_fun(operations.jaxpr)
+  return mlir.lower_fun(traced, multiple_results=True)(ctx, *args)
 
 
 linear_call_p.def_impl(_impl)

@@ -18,6 +18,7 @@ RNG = np.random.default_rng(5)
 X = RNG.normal(size=(3, 4)).astype(np.float32)
 A = RNG.normal(size=(5, 4)).astype(np.float32)
 G = RNG.normal(size=(3, 5)).astype(np.float32)
+Q2 = np.arange(4, dtype=np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +33,50 @@ class Scaled(linear_calls.Linear):
     self.traced.append(self.factor)
     return self.factor * linear[0]
 
+  def transpose(self, wanted, g, constants):
+    return [7 * g]
+
+
+class InContext(Scaled):
+  """Reads the contexts in which JAX traces it."""
+
+  def apply(self, linear, constants):
+    self.traced.append(jax.config.jax_default_matmul_precision)
+    return linear[0] * jax.lax.axis_size("i")
+
 
 class TracedTest(absltest.TestCase):
+  def test_reverse_mode_never_traces_a_value(self):
+    Scaled.traced.clear()
+
+    @jax.custom_jvp
+    def same(x):
+      return x
+
+    @same.defjvp
+    def same_jvp(primals, tangents):
+      x, t = *primals, *tangents
+      return x, linear_calls.linear_call(Scaled(5.0), [t], [], like=x)
+
+    f = jax.jit(jax.grad(lambda x: same(x).sum()))
+    np.testing.assert_array_equal(f(X), np.full_like(X, 7))
+    self.assertEqual(Scaled.traced, [])
+    _, t = jax.jit(lambda x: jax.jvp(same, (x,), (x,)))(X)
+    np.testing.assert_array_equal(t, 5 * X)
+    self.assertEqual(Scaled.traced, [5.0])
+
+  def test_later_traces_are_in_the_contexts_of_the_call(self):
+    Scaled.traced.clear()
+    call = lambda x: linear_calls.linear_call(InContext(0), [x], [], like=x)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("i",))
+    spec = jax.sharding.PartitionSpec("i")
+    mapped = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec)
+    with jax.default_matmul_precision("highest"):
+      traced = jax.jit(mapped).trace(Q2)
+    self.assertEqual(Scaled.traced, [])
+    np.testing.assert_array_equal(traced.lower().compile()(Q2), 2 * Q2)
+    self.assertEqual(Scaled.traced, ["highest"])
+
   def test_equal_values_are_traced_once(self):
     Scaled.traced.clear()
 
@@ -150,7 +193,7 @@ class LinearCallTest(absltest.TestCase):
 
   def test_operations_inside_are_seen_in_a_program(self):
     (eqn,) = jax.make_jaxpr(combine)(P, Q, C, D).jaxpr.eqns
-    names = [e.primitive.name for e in eqn.params["jaxpr"].jaxpr.eqns]
+    names = [e.primitive.name for e in eqn.params["operations"].jaxpr.eqns]
     self.assertIn("mul", names)
 
   def test_three_functions_make_a_call(self):

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from jax.extend import core as extend_core
 
-from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext import jax_private, linear_calls
 from jaxplugin.jaxext.tracing import binding_private
 
 # Operations that only call the function in their one jaxpr.
@@ -228,6 +228,8 @@ def sub_jaxprs(eqn: Any) -> list[Any]:
 
 def jaxprs_of(value: Any) -> Iterator[Any]:
   """Yields the open jaxprs in nested tuples and lists."""
+  if isinstance(value, linear_calls.Operations):
+    value = value.jaxpr
   if isinstance(value, extend_core.ClosedJaxpr):
     yield value.jaxpr
   elif isinstance(value, extend_core.Jaxpr):

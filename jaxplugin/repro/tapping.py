@@ -128,6 +128,8 @@ def _jaxprs(eqn: Any) -> list[Any]:
   kinds = (extend_core.ClosedJaxpr, extend_core.Jaxpr)
   found = []
   for value in eqn.params.values():
+    if isinstance(value, linear_calls.Operations):
+      value = value.jaxpr
     several = value if isinstance(value, (tuple, list)) else (value,)
     found += [x for x in several if isinstance(x, kinds)]
   return found

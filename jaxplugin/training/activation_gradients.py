@@ -133,7 +133,7 @@ def _attached_jvp(
     prologue=prologue, matmuls=matmuls, active=tuple(active), dtype=y.dtype
   )
   linear = list(active.values())
-  return y, linear_calls.linear_call(tangent, linear, operands)
+  return y, linear_calls.linear_call(tangent, linear, operands, like=y)
 
 
 _attached.defjvp(_attached_jvp, symbolic_zeros=True)
@@ -189,7 +189,10 @@ def _attached_norm_jvp(
   tangent = _NormTangent(
     prologue=prologue, matmul=matmul, active=tuple(active), dtype=y.dtype
   )
-  found = linear_calls.linear_call(tangent, list(active.values()), operands)
+  linear = list(active.values())
+  found = linear_calls.linear_call(
+    tangent, linear, operands, like=list(results)
+  )
   return results, tuple(found)
 
 

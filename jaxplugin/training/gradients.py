@@ -120,7 +120,8 @@ def _dot_jvp(
     constants=tree,
   )
   linear = [t for t in tangents[:2] if not isinstance(t, SymbolicZero)]
-  return result, linear_calls.linear_call(function, linear, constants)
+  tangent = linear_calls.linear_call(function, linear, constants, like=result)
+  return result, tangent
 
 
 quantized_dot.defjvp(_dot_jvp, symbolic_zeros=True)
