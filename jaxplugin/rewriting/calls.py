@@ -230,7 +230,7 @@ class Walker:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class ReplacedCall:
   """A call that replaces an operation with functions inside.
 
   Attributes:
@@ -367,7 +367,7 @@ def _call(
   walker: Walker,
   operation: binding_private.BoundOperation,
   facts: Sequence[Any],
-) -> Call | None:
+) -> ReplacedCall | None:
   args = operation.args
   passed = _passed(walker, facts)
   new = walker.trace_inside(operation.params["jaxpr"], passed)
@@ -380,14 +380,14 @@ def _call(
     if isinstance(params.get(name), tuple):
       own = itertools.compress(params[name], taken)
       params[name] = (*[value] * len(more), *own)
-  return Call([*more, *itertools.compress(args, taken)], params)
+  return ReplacedCall([*more, *itertools.compress(args, taken)], params)
 
 
 def _cond(
   walker: Walker,
   operation: binding_private.BoundOperation,
   facts: Sequence[Any],
-) -> Call | None:
+) -> ReplacedCall | None:
   params = operation.params
   index, *operands = operation.args
   passed = _passed(walker, facts[1:])
@@ -399,14 +399,14 @@ def _cond(
   more = [*walker.take_keys(count), *_leaves(passed)]
   params = dict(params, branches=tuple(new.jaxpr for new in branches))
   own = itertools.compress(operands, _taken(passed, len(operands)))
-  return Call([index, *more, *own], params)
+  return ReplacedCall([index, *more, *own], params)
 
 
 def _scan(
   walker: Walker,
   operation: binding_private.BoundOperation,
   facts: Sequence[Any],
-) -> Call | None:
+) -> ReplacedCall | None:
   args, params = operation.args, operation.params
   num_consts, num_carry = binding_private.scan_sizes(params)
   first_x, length = num_consts + num_carry, params["length"]
@@ -431,14 +431,14 @@ def _scan(
   )
   fixed = itertools.compress(args[:first_x], taken)
   sliced = itertools.compress(args[first_x:], taken[first_x:])
-  return Call([*consts, *fixed, *xs, *sliced], params)
+  return ReplacedCall([*consts, *fixed, *xs, *sliced], params)
 
 
 def _while(
   walker: Walker,
   operation: binding_private.BoundOperation,
   facts: Sequence[Any],
-) -> Call | None:
+) -> ReplacedCall | None:
   args, params = operation.args, operation.params
   num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
   num_consts = num_cond + num_body
@@ -483,7 +483,7 @@ def _while(
     body_nconsts=len(of_body),
   )
   args = [*of_condition, *of_body, *trip, *args[num_consts:]]
-  return Call(args, params, len(trip))
+  return ReplacedCall(args, params, len(trip))
 
 
 def _loop_key(walker: Walker) -> Any:

@@ -82,17 +82,18 @@ base_key_p.def_abstract_eval(lambda *, count, aval: aval)
 _DECIDED: Final = sites_lib.PRODUCTS | calls.CUSTOM_RULES | {base_key_p.name}
 
 
-class _Result(NamedTuple):
+class _MatmulResult(NamedTuple):
   """The result of a matmul, also moved or after an addition.
 
   Attributes:
     x: the value, which may be differentiated.
-    backward: how the matmul quantizes the gradient of x, or None.
+    backward: returns how the matmul quantizes the gradient of x, or None. Only
+      activations and norms need it.
     number: that of the matmul in its function.
   """
 
   x: Any
-  backward: activation_gradients.Backward | None
+  backward: Callable[[], activation_gradients.Backward | None]
   number: int
 
 
@@ -137,7 +138,7 @@ class Dots(calls.Walker):
   sites: list[sites_lib.DecidedSite] = dataclasses.field(default_factory=list)
   note: str = ""
   is_rule: bool = False
-  results: sources.TracedValues[_Result] = dataclasses.field(
+  results: sources.TracedValues[_MatmulResult] = dataclasses.field(
     default_factory=sources.TracedValues
   )
   rows: sources.TracedValues[Any] = dataclasses.field(
@@ -224,7 +225,9 @@ class Dots(calls.Walker):
         out_sharding=params["out_sharding"],
         **keywords,
       )
-      self._note_result(out, sites_lib.backward_of(decided, operation))
+      if self.transform.fuse_activations:
+        backward = sites_lib.backward_of(decided, operation)
+        self.results.put(out, _MatmulResult(out, backward, len(self.sites)))
     return out
 
   def leave_in_forward(self, operation: binding_private.BoundOperation) -> None:
@@ -242,12 +245,6 @@ class Dots(calls.Walker):
       stacklevel=2,
     )
 
-  def _note_result(
-    self, x: Any, backward: activation_gradients.Backward | None
-  ) -> None:
-    if self.transform.fuse_activations:
-      self.results.put(x, _Result(x, backward, len(self.sites)))
-
   def follow(
     self, operation: binding_private.BoundOperation, results: Sequence[Any]
   ) -> None:
@@ -262,7 +259,7 @@ class Dots(calls.Walker):
       # A residual may be the result of a matmul before.
       last = max(found, key=lambda result: result.number)
       if operation.name in sources.LAYOUTS - _IN_ORDER:  # elements are moved
-        last = last._replace(backward=None)
+        last = last._replace(backward=lambda: None)
       for x in results:
         self.results.put(x, last._replace(x=x))
 
@@ -294,7 +291,7 @@ class Dots(calls.Walker):
     for x in results:
       self.of_rules.put(x, None)
 
-  def _attached(self, y: Any, found: patterns.Found) -> Any:
+  def _attached(self, y: Any, found: patterns.FoundPrologue) -> Any:
     """Returns an activation whose backward pass other matmuls recognize.
 
     A found call has values below all transformations. They are replaced by
@@ -314,7 +311,7 @@ class Dots(calls.Walker):
     given, results, bias = self._operands_of(call)
     if is_above and bias is not None:
       rows = [self.rows.get(row) for row in found.rows]
-      are_fused = all(r is not None and r.backward for r in results.values())
+      are_fused = all(r is not None and r.backward() for r in results.values())
       if rows and are_fused and all(row is not None for row in rows):
         bias = patterns.joined(rows)
       elif found.of_sums is not None:
@@ -331,7 +328,7 @@ class Dots(calls.Walker):
     x = given.pop("x")
     live = dataclasses.replace(call, x=x, more=given)
     live = live.with_rows(lambda a: binding_private.mapped_inside(y, a))
-    matmuls = {name: r.backward for name, r in results.items() if r}
+    matmuls = {name: r.backward() for name, r in results.items() if r}
     return activation_gradients.attached(y, live, matmuls)
 
   def _attached_norm(self, y: Any, call: prologues.PrologueCall) -> Any:
@@ -343,7 +340,7 @@ class Dots(calls.Walker):
       return known
     result = self.results.get(call.x)
     more: dict[str, Any] = dict(call.more)
-    if result is None or result.backward is None:
+    if result is None or (backward := result.backward()) is None:
       return y
     if binding_private.staged(y) is not y:
       more = {name: self.rows.get(row) for name, row in more.items()}
@@ -352,16 +349,14 @@ class Dots(calls.Walker):
     if not (is_found and binding_private.are_in_one_trace(x, y)):
       return y
     live = dataclasses.replace(call, x=x, more=more)
-    attached, stream = activation_gradients.attached_norm(
-      y, live, result.backward
-    )
+    attached, stream = activation_gradients.attached_norm(y, live, backward)
     self.norms.put(y, attached)
     self.streams.put(x, stream)
     return attached
 
   def _operands_of(
     self, call: prologues.PrologueCall
-  ) -> tuple[dict[str, Any], dict[str, _Result | None], Any]:
+  ) -> tuple[dict[str, Any], dict[str, _MatmulResult | None], Any]:
     """Returns x and `up` of a call, their matmuls, and the bias or None."""
     given = {"x": call.x, **call.more}
     bias = given.pop("bias", None)
@@ -449,7 +444,7 @@ class Dots(calls.Walker):
     self,
     operation: binding_private.BoundOperation,
     origins: Sequence[sources.Origin | None],
-  ) -> calls.Call | None:
+  ) -> calls.ReplacedCall | None:
     """Returns what to call instead of an operation with jaxprs inside.
 
     Returns None if the operation can stay as it is.

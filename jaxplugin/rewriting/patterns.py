@@ -113,7 +113,7 @@ class _NotMatchedError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundPrologue:
   """A norm or activation that computes a value.
 
   Attributes:
@@ -152,7 +152,7 @@ class Found:
     return sites.TracedChain(chain=chain, variable=variable)
 
 
-def find(x: Any) -> Found | None:
+def find(x: Any) -> FoundPrologue | None:
   """Returns the norm or activation that computes a traced value.
 
   Returns None for other values, and for values that are not traced.
@@ -176,11 +176,11 @@ def find(x: Any) -> Found | None:
         has_custom_derivative=matcher.has_custom_derivative,
       )
     reason = "a sharding constraint is between it and the matmul"
-    return Found(name=found.name, reason=reason)
+    return FoundPrologue(name=found.name, reason=reason)
   for reason, operand in matcher.before_operations(value):
     found = matcher.find(operand)
     if found is not None and found.name not in _NEAR:
-      return Found(name=found.name, reason=reason)
+      return FoundPrologue(name=found.name, reason=reason)
   return None
 
 
@@ -206,16 +206,20 @@ def record_outside(
     _record_outside(operation, found, weights, around)
 
 
-class Outside(sources.TracedValues[Found]):
+class Outside(sources.TracedValues[FoundPrologue]):
   """Arguments of a function that norms and activations outside compute."""
 
-  def put_all(self, args: Sequence[Any], found: Sequence[Found | None]) -> None:
+  def put_all(
+    self, args: Sequence[Any], found: Sequence[FoundPrologue | None]
+  ) -> None:
     for x, each in zip(args, found, strict=False):
       if each is not None:
         self.put(x, each)
 
 
-def find_outside(operation: str, args: Sequence[Any]) -> list[Found | None]:
+def find_outside(
+  operation: str, args: Sequence[Any]
+) -> list[FoundPrologue | None]:
   """Returns the norms and activations of the arguments of an operation.
 
   JAX traces the function inside with other values. The reason is that a matmul
@@ -224,7 +228,7 @@ def find_outside(operation: str, args: Sequence[Any]) -> list[Found | None]:
   if not sites.is_recording():
     return [None] * len(args)
   return [
-    Found(name=found.name, reason=_INSIDE.format(operation, found.name))
+    FoundPrologue(name=found.name, reason=_INSIDE.format(operation, found.name))
     if (found := find(x)) is not None and found.call is not None
     else None
     for x in args
@@ -239,7 +243,7 @@ def _bodies(name: str, params: dict[str, Any]) -> list[Any]:
 
 def _record_outside(
   operation: binding_private.BoundOperation,
-  found: Sequence[Found | None],
+  found: Sequence[FoundPrologue | None],
   weights: Sequence[sources.Origin | None],
   around: sites.Surroundings,
 ) -> None:
@@ -263,7 +267,7 @@ def _record_outside(
 
 def _record_read(
   jaxpr: Any,
-  found: Sequence[Found | None],
+  found: Sequence[FoundPrologue | None],
   weights: Sequence[sources.Origin | None],
   around: sites.Surroundings,
 ) -> None:
@@ -274,7 +278,7 @@ def _record_read(
   outside = dict(zip(ids, found, strict=True))
   origins = dict(zip(ids, weights, strict=True))
 
-  def find_argument(atom: Any) -> Found | None:
+  def find_argument(atom: Any) -> FoundPrologue | None:
     if hasattr(atom, "val"):  # a literal
       return None
     value, _ = matcher.before_layout(function.value(atom))
@@ -627,7 +631,7 @@ class _Matcher:
       result = function.value(jaxpr.outvars[made.result])
       yield f"it is inside {name}, and the matmul is not", result
 
-  def find(self, value: _Value) -> Found | None:
+  def find(self, value: _Value) -> FoundPrologue | None:
     """Returns the norm or activation that computes a value.
 
     The call's arrays have the shape of the value.
@@ -638,10 +642,10 @@ class _Matcher:
       try:
         match = self.norm if is_norm else self.activation
         call = match(value, kind, root)
-        return Found(name=str(call.prologue), call=call)
+        return FoundPrologue(name=str(call.prologue), call=call)
       except _NotMatchedError as reason:
         name = reason.name or _NEAR[is_norm]
-        found = found or Found(name=name, reason=str(reason))
+        found = found or FoundPrologue(name=name, reason=str(reason))
     return found
 
   # Products.

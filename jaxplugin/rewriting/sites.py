@@ -454,13 +454,16 @@ def prologue_refusals(
 
 def backward_of(
   site: Site, operation: binding_private.BoundOperation
-) -> activation_gradients.Backward | None:
-  """Returns `gradients.backward_of` a site with a recipe."""
+) -> Callable[[], activation_gradients.Backward | None]:
+  """Returns a function that calls `gradients.backward_of` for a site."""
   if site.operation == RAGGED:
-    return None
+    return lambda: None
   lhs, rhs, *_ = operation.args
   layer = "/".join(scope_names())
-  return gradients.backward_of(_setting(site, lhs.dtype), lhs, rhs, layer)
+  setting = _setting(site, lhs.dtype)
+  return functools.cache(
+    lambda: gradients.backward_of(setting, lhs, rhs, layer)
+  )
 
 
 def _setting(site: Site, dtype: Any) -> products.Setting:

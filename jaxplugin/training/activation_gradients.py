@@ -410,7 +410,7 @@ class _Gradient(linear_calls.Linear):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
+class ComputedGradient:
   """The gradient of an attached activation or norm.
 
   Attributes:
@@ -422,7 +422,7 @@ class Found:
   quantized: Mapping[operands_lib.QuantizeSpec, Any]
 
 
-def find(g: Any) -> Found | None:
+def find(g: Any) -> ComputedGradient | None:
   """Returns how g is computed, if an attached activation or norm computes it.
 
   Returns None for another array. Conversions of floats and reshapes of rows may
@@ -460,7 +460,7 @@ def find(g: Any) -> Found | None:
 
 def _found(
   function: linear_calls.Linear, arrays: Arrays, shape: Sequence[Any], g: Any
-) -> Found:
+) -> ComputedGradient:
   """Returns how a function, or `vmap`s of one, computes g of a shape below."""
   assert isinstance(function, (_Gradient, _Quantized))
   linear, *constants = arrays
@@ -472,7 +472,7 @@ def _found(
   quantized = ()
   if function.specs:
     quantized = jax.tree.unflatten(function.quantized, map(as_g, constants))
-  return Found(
+  return ComputedGradient(
     call=call, quantized=dict(zip(function.specs, quantized, strict=True))
   )
 
