@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any, Final
 
 from jaxplugin.core import targets
@@ -135,11 +136,12 @@ def gpu_names(*platforms: str) -> list[str]:
 
 def add_target(command: argparse.ArgumentParser) -> None:
   """Adds the arguments that name a device and force an implementation."""
-  command.add_argument(
-    "--target",
-    metavar="NAME",
-    help=f"a device by name ({', '.join(targets.KNOWN_NAMES)}); cpu is"
-    " a CPU without C++ kernels; default: the local device",
+  add_values(
+    command,
+    {
+      "--target NAME": f"a device by name ({', '.join(targets.KNOWN_NAMES)});"
+      " cpu is a CPU without C++ kernels; default: the local device"
+    },
   )
   add_cudnn(command)
   add_ptxas(command)
@@ -160,6 +162,26 @@ def add_switches(
     command.add_argument(name, action="store_true", help=text)
 
 
+def add_values(
+  command: argparse._ActionsContainer,
+  helps: Mapping[str, str],
+  *,
+  type: Callable[[str], Any] = str,
+  defaults: Sequence[Any] = (),
+) -> None:
+  """Adds arguments with a value.
+
+  Args:
+    helps: their help, by "--name METAVAR".
+    defaults: of the first arguments; the others have None.
+  """
+  for (name, text), default in itertools.zip_longest(helps.items(), defaults):
+    flag, metavar = name.split()
+    command.add_argument(
+      flag, metavar=metavar, type=type, default=default, help=text
+    )
+
+
 def add_gpu(
   command: argparse.ArgumentParser, kind: str, *platforms: str
 ) -> None:
@@ -177,21 +199,17 @@ def add_output(
 
 def add_cudnn(command: argparse._ActionsContainer) -> None:
   """Adds the cuDNN version of a device by name."""
-  command.add_argument(
-    "--cudnn",
-    metavar="VERSION",
-    help="the cuDNN version to assume with --target, e.g. 9.13",
-  )
+  text = "the cuDNN version to assume with --target, e.g. 9.13"
+  add_values(command, {"--cudnn VERSION": text})
 
 
 def add_ptxas(command: argparse._ActionsContainer) -> None:
   """Adds the ptxas version of a device by name."""
-  command.add_argument(
-    "--ptxas",
-    metavar="VERSION",
-    help="the ptxas version to assume with --target, e.g. 13.2;"
-    " default: the oldest that is supported",
+  text = (
+    "the ptxas version to assume with --target, e.g. 13.2; default: the oldest"
+    " that is supported"
   )
+  add_values(command, {"--ptxas VERSION": text})
 
 
 def add_strict(command: argparse._ActionsContainer) -> None:

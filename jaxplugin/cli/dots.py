@@ -51,12 +51,8 @@ def add_arguments(
       required=required,
       help=meaning,
     )
-  command.add_argument(
-    "--batch",
-    type=arguments.size(1),
-    metavar="SIZE",
-    help=f"default: {_DEFAULT_BATCH}",
-  )
+  text = f"default: {_DEFAULT_BATCH}"
+  arguments.add_values(command, {"--batch SIZE": text}, type=arguments.size(1))
   command.add_argument(
     "--out",
     type=arguments.long_dtypes,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import functools
 import warnings
+from collections.abc import Mapping
 from typing import Final
 
 from jaxplugin import checkpoints
@@ -15,20 +16,22 @@ from jaxplugin.cli import arguments
 _WRONG: Final = 1
 
 
+def _add_globs(
+  command: argparse.ArgumentParser, helps: Mapping[str, str]
+) -> None:
+  for name, text in helps.items():
+    command.add_argument(
+      name, metavar="GLOB", action="extend", nargs="+", default=[], help=text
+    )
+
+
 def _add_checkpoint_arguments(command: argparse.ArgumentParser) -> None:
   command.add_argument(
     "path",
     metavar="PATH",
     help="a folder, or a .safetensors, .safetensors.index.json or .gguf file",
   )
-  command.add_argument(
-    "--skip",
-    metavar="GLOB",
-    action="extend",
-    nargs="+",
-    default=[],
-    help="leave these tensors out",
-  )
+  _add_globs(command, {"--skip": "leave these tensors out"})
   command.add_argument(
     "--check",
     choices=("numbers",),
@@ -100,28 +103,14 @@ def _add_quantize_arguments(command: argparse.ArgumentParser) -> None:
     f" {', '.join(checkpoints.WRITTEN_LAYOUTS)}; default: %(default)s; gpt-oss"
     " requires mxfp4",
   )
-  command.add_argument(
-    "--include",
-    metavar="GLOB",
-    action="extend",
-    nargs="+",
-    help="quantize these tensors and no others",
-  )
-  command.add_argument(
-    "--exclude",
-    metavar="GLOB",
-    default=[],
-    action="extend",
-    nargs="+",
-    help="do not quantize these tensors",
-  )
-  command.add_argument(
-    "--transposed",
-    metavar="GLOB",
-    default=[],
-    action="extend",
-    nargs="+",
-    help="experts whose shape is [E, k, n]; gpt_oss and llama4 need no GLOB",
+  _add_globs(
+    command,
+    {
+      "--include": "quantize these tensors and no others",
+      "--exclude": "do not quantize these tensors",
+      "--transposed": "experts whose shape is [E, k, n]; gpt_oss and llama4"
+      " need no GLOB",
+    },
   )
   arguments.add_switches(
     command,
@@ -142,7 +131,7 @@ def _run_quantize(args: argparse.Namespace) -> int:
     args.target,
     args.format,
     layout=args.layout,
-    include=args.include,
+    include=args.include or None,
     exclude=args.exclude,
     transposed=args.transposed,
     allow_nonfinite=args.allow_nonfinite,

@@ -107,12 +107,9 @@ def _add_repro_arguments(command: argparse.ArgumentParser) -> None:
     metavar="FILE",
     help="a file that jp.repro.save wrote; open only files of people you trust",
   )
-  command.add_argument(
-    "--seed",
-    type=arguments.size(0),
-    default=0,
-    metavar="N",
-    help="seed of data that the file does not have; default: 0",
+  text = "seed of data that the file does not have; default: 0"
+  arguments.add_values(
+    command, {"--seed N": text}, type=arguments.size(0), defaults=[0]
   )
   arguments.add_json(command)
 

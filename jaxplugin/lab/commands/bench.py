@@ -40,44 +40,30 @@ _FAILED: Final = 1
 def _add_arguments(command: argparse.ArgumentParser) -> None:
   work = command.add_argument_group("workload")
   devices.add_arguments(work)
-  work.add_argument(
-    "--shapes",
-    metavar="LIST",
-    help="names of sets, sizes MxNxK, decoder:LAYERSxCHANNELSxHIDDEN,"
-    " training:TOKENSxCHANNELSxHIDDEN, experts:TOKENSxTOPofEXPERTSxNxK,"
-    " quantize:MxK, dequantize:MxK; default: the platform's table",
-  )
-  work.add_argument(
-    "--m",
-    metavar="LIST",
-    help="rows of each dot and decoder, in place of the set's",
-  )
-  work.add_argument(
-    "--formats",
-    metavar="LIST",
-    help="formats, or pairs of them as bf16xnvfp4, mxfp8xmxfp4;"
-    f" default: {workloads.FORMATS}, and for few rows of a CPU's table also"
-    f" {workloads.ONE_SIDED}",
+  arguments.add_values(
+    work,
+    {
+      "--shapes LIST": "names of sets, sizes MxNxK,"
+      " decoder:LAYERSxCHANNELSxHIDDEN, training:TOKENSxCHANNELSxHIDDEN,"
+      " experts:TOKENSxTOPofEXPERTSxNxK, quantize:MxK, dequantize:MxK; default:"
+      " the platform's table",
+      "--m LIST": "rows of each dot and decoder, in place of the set's",
+      "--formats LIST": "formats, or pairs of them as bf16xnvfp4, mxfp8xmxfp4;"
+      f" default: {workloads.FORMATS}, and for few rows of a CPU's table also"
+      f" {workloads.ONE_SIDED}",
+      "--implementations LIST": f"some of {', '.join(backends.NAMES)},"
+      f" {variants.CHOSEN}; default: all that support the row, and the chosen"
+      " one for decoders",
+      "--peers LIST": f"some of {', '.join(_PEERS)}, or none;"
+      f" {', '.join(processes.NAMES)} run in separate processes on a CPU, and"
+      " only if they are named; default: all others",
+    },
   )
   work.add_argument(
     "--out",
     type=arguments.short_dtypes,
     choices=tuple(workloads.PLAIN_DTYPES),
     help="dtype of the results; default: f32 on a CPU, bf16 on a GPU",
-  )
-  work.add_argument(
-    "--implementations",
-    metavar="LIST",
-    help="some of"
-    f" {', '.join(backends.NAMES)}, {variants.CHOSEN};"
-    " default: all that support the row, and the chosen one for decoders",
-  )
-  work.add_argument(
-    "--peers",
-    metavar="LIST",
-    help=f"some of {', '.join(_PEERS)}, or none;"
-    f" {', '.join(processes.NAMES)} run in separate processes on a CPU, and"
-    " only if they are named; default: all others",
   )
   _add_limits(command.add_argument_group("timing"))
   out = command.add_argument_group("results")
@@ -98,24 +84,19 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help="keep the rows that the file of --json has, if this run does not"
     " measure them again",
   )
-  out.add_argument(
-    "--show",
-    metavar="FILE",
-    help="measure nothing; print the results of a file",
-  )
+  text = "measure nothing; print the results of a file"
+  arguments.add_values(out, {"--show FILE": text})
   out.add_argument(
     "--compare",
     nargs=2,
     metavar=("BEFORE", "AFTER"),
     help="measure nothing; print how ratios to peers changed between two files",
   )
-  out.add_argument(
-    "--threshold",
-    type=float,
-    metavar="FRACTION",
-    help="with --compare: a ratio that falls by more than this is a regression;"
-    f" default: {_DEFAULT_THRESHOLD}",
+  text = (
+    "with --compare: a ratio that falls by more than this is a regression;"
+    f" default: {_DEFAULT_THRESHOLD}"
   )
+  arguments.add_values(out, {"--threshold FRACTION": text}, type=float)
 
 
 def _add_limits(limits: argparse._ActionsContainer) -> None:
@@ -125,23 +106,16 @@ def _add_limits(limits: argparse._ActionsContainer) -> None:
     help="time single calls from Python, or dots inside a larger program;"
     " default: call on a CPU, step on a GPU",
   )
-  limits.add_argument(
-    "--rounds",
-    metavar="N",
-    type=int,
-    help=f"upper limit for a row; default: {_DEFAULT_ROUNDS}",
-  )
-  limits.add_argument(
-    "--seconds",
-    metavar="S",
+  text = f"upper limit for a row; default: {_DEFAULT_ROUNDS}"
+  arguments.add_values(limits, {"--rounds N": text}, type=int)
+  arguments.add_values(
+    limits,
+    {
+      "--seconds S": f"time of a row in seconds; default: {_DEFAULT_SECONDS:g}",
+      "--budget S": "time of all rows in seconds; rows that do not fit are left"
+      " out",
+    },
     type=float,
-    help=f"time of a row in seconds; default: {_DEFAULT_SECONDS:g}",
-  )
-  limits.add_argument(
-    "--budget",
-    metavar="S",
-    type=float,
-    help="time of all rows in seconds; rows that do not fit are left out",
   )
   arguments.add_switches(limits, {"--quick": "small shapes and few rounds"})
 

@@ -188,11 +188,8 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help="package.module:function, or " + arguments.FILE_HELP,
   )
   arguments.add_gpu(command, "an NVIDIA GPU", "cuda")
-  command.add_argument(
-    "--cudnn",
-    metavar="VERSION",
-    help="the cuDNN version to assume, e.g. 9.13; default: no cuDNN",
-  )
+  text = "the cuDNN version to assume, e.g. 9.13; default: no cuDNN"
+  arguments.add_values(command, {"--cudnn VERSION": text})
   functions.add_arguments(command)
   arguments.add_switches(
     command,

@@ -197,11 +197,8 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   dots.add_arguments(command, required=True)
   arguments.add_gpu(command, "a GPU", "cuda", "rocm")
   arguments.add_ptxas(command)
-  command.add_argument(
-    "--write",
-    metavar="DIRECTORY",
-    help="output folder for PTX, SASS and cubin (AMD: AMDGCN and hsaco)",
-  )
+  text = "output folder for PTX, SASS and cubin (AMD: AMDGCN and hsaco)"
+  arguments.add_values(command, {"--write DIRECTORY": text})
   arguments.add_switches(
     command,
     {

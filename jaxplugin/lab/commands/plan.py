@@ -38,11 +38,9 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help="sizes of the mesh axes dp, fsdp, ep (experts) and tp, and sp to split"
     " the sequence over tp: fsdp=128,tp=8,sp; may be repeated",
   )
-  command.add_argument(
-    "--formats",
-    default=_DEFAULT_FORMATS,
-    metavar="LIST",
-    help=f"formats to compare with the first; default: {_DEFAULT_FORMATS}",
+  text = f"formats to compare with the first; default: {_DEFAULT_FORMATS}"
+  arguments.add_values(
+    command, {"--formats LIST": text}, defaults=[_DEFAULT_FORMATS]
   )
   arguments.add_switches(
     command,
@@ -53,25 +51,16 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     },
   )
   model = command.add_argument_group("a model")
-  model.add_argument(
-    "--batch",
-    metavar="N",
+  arguments.add_values(
+    model,
+    {
+      "--batch N": "sequences on all devices; default: one for each"
+      " data-parallel device and microbatch",
+      "--sequence N": f"tokens of each sequence; default: {_DEFAULT_SEQUENCE}",
+      "--microbatches N": "compare a loop over N microbatches, which sums over"
+      " devices in each, with jp.training.accumulate",
+    },
     type=arguments.size(1),
-    help="sequences on all devices; default: one for each data-parallel"
-    " device and microbatch",
-  )
-  model.add_argument(
-    "--sequence",
-    metavar="N",
-    type=arguments.size(1),
-    help=f"tokens of each sequence; default: {_DEFAULT_SEQUENCE}",
-  )
-  model.add_argument(
-    "--microbatches",
-    metavar="N",
-    type=arguments.size(1),
-    help="compare a loop over N microbatches, which sums over"
-    " devices in each, with jp.training.accumulate",
   )
   arguments.add_switches(
     model,
@@ -95,19 +84,15 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     function,
     {"--gradients": "also compute the gradients with respect to all arguments"},
   )
-  command.add_argument(
-    "--target",
-    metavar="NAME",
-    default="b200",
-    help="an NVIDIA GPU"
-    f" ({', '.join(arguments.gpu_names('cuda'))}), or cpu for --traffic;"
-    " default: b200",
-  )
-  command.add_argument(
-    "--cudnn",
-    metavar="VERSION",
-    default="9.13",
-    help="the cuDNN version to assume; default: 9.13",
+  arguments.add_values(
+    command,
+    {
+      "--target NAME": "an NVIDIA GPU"
+      f" ({', '.join(arguments.gpu_names('cuda'))}), or cpu for --traffic;"
+      " default: %(default)s",
+      "--cudnn VERSION": "the cuDNN version to assume; default: %(default)s",
+    },
+    defaults=("b200", "9.13"),
   )
   arguments.add_json(command)
 

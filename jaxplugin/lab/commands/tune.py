@@ -39,19 +39,18 @@ _DEFAULTS: Final = machine.TrialOptions()
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
   work = command.add_argument_group("workload")
-  work.add_argument(
-    "--shapes",
-    metavar="LIST",
-    help="sizes MxNxK and names of sets, as bench takes them",
-  )
-  work.add_argument(
-    "--m", metavar="LIST", help="rows of each dot, in place of the set's"
-  )
-  work.add_argument(
-    "--formats",
-    metavar="LIST",
-    help="formats, or pairs of them as bf16xnvfp4; default:"
-    f" {workloads.FORMATS}",
+  arguments.add_values(
+    work,
+    {
+      "--shapes LIST": "sizes MxNxK and names of sets, as bench takes them",
+      "--m LIST": "rows of each dot, in place of the set's",
+      "--formats LIST": "formats, or pairs of them as bf16xnvfp4; default:"
+      f" {workloads.FORMATS}",
+      "--operations LIST": f"some of {', '.join(registry.BY_NAME)}; default:"
+      " all",
+      "--module MODULE_OR_FUNCTION": "the block-scaled dots of"
+      f" package.module:function, or of {arguments.FILE_HELP}",
+    },
   )
   work.add_argument(
     "--out",
@@ -59,17 +58,6 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     choices=tuple(workloads.PLAIN_DTYPES),
     help="dtype of results, and of arrays to quantize; default: f32 on a CPU,"
     " bf16 on a GPU",
-  )
-  work.add_argument(
-    "--operations",
-    metavar="LIST",
-    help=f"some of {', '.join(registry.BY_NAME)}; default: all",
-  )
-  work.add_argument(
-    "--module",
-    metavar="MODULE_OR_FUNCTION",
-    help="the block-scaled dots of package.module:function, or of "
-    + arguments.FILE_HELP,
   )
   functions.add_arguments(work)
   arguments.add_strict(work)
@@ -94,12 +82,9 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_device(device: argparse._ActionsContainer) -> None:
   devices.add_arguments(device)
-  device.add_argument(
-    "--target",
-    metavar="NAME",
-    help="with --dry-run: a device that need not be attached"
-    f" ({', '.join(targets.KNOWN_NAMES)})",
-  )
+  text = "with --dry-run: a device that need not be attached"
+  text += f" ({', '.join(targets.KNOWN_NAMES)})"
+  arguments.add_values(device, {"--target NAME": text})
   arguments.add_cudnn(device)
   arguments.add_ptxas(device)
 
@@ -114,70 +99,41 @@ def _add_limits(limits: argparse._ActionsContainer) -> None:
       " which fail or spill registers",
     },
   )
-  limits.add_argument(
-    "--implementations",
-    metavar="LIST",
-    help=f"some of {', '.join(backends.NAMES)}; default: all"
-    " that support the problem",
-  )
-  limits.add_argument(
-    "--margin",
-    metavar="TIMES",
+  text = f"some of {', '.join(backends.NAMES)}; default: all"
+  text += " that support the problem"
+  arguments.add_values(limits, {"--implementations LIST": text})
+  arguments.add_values(
+    limits,
+    {
+      "--margin TIMES": "prune candidates whose estimate is this many times the"
+      " least one; default: %(default)g",
+      "--deadline S": "seconds to compile and check a candidate; default:"
+      " %(default)g",
+      "--seconds S": "seconds that a process times a problem; default:"
+      " %(default)g",
+      "--memory GB": "GB that a process may use; default: %(default)g",
+      "--budget S": "seconds for all problems; the next run does the rest",
+    },
     type=float,
-    default=operation.MARGIN,
-    help="prune candidates whose estimate is this many times the least one;"
-    " default: %(default)g",
+    defaults=(
+      *(operation.MARGIN, _DEFAULTS.seconds, _DEFAULTS.timing_seconds),
+      _DEFAULTS.memory_bytes / _GB,
+    ),
   )
-  limits.add_argument(
-    "--workers",
-    metavar="N",
+  cores = 2
+  if hasattr(os, "sched_getaffinity"):
+    cores = len(os.sched_getaffinity(0))
+  arguments.add_values(
+    limits,
+    {
+      "--workers N": "candidates to compile at once; default: one for each"
+      " core",
+      "--rounds N": "upper limit of rounds in a process; default: %(default)g",
+      "--processes N": "processes that time a problem, one after the other;"
+      " default: %(default)g",
+    },
     type=arguments.size(1),
-    default=max(1, len(os.sched_getaffinity(0)))
-    if hasattr(os, "sched_getaffinity")
-    else 2,
-    help="candidates to compile at once; default: one for each core",
-  )
-  limits.add_argument(
-    "--deadline",
-    metavar="S",
-    type=float,
-    default=_DEFAULTS.seconds,
-    help="seconds to compile and check a candidate; default: %(default)g",
-  )
-  limits.add_argument(
-    "--seconds",
-    metavar="S",
-    type=float,
-    default=_DEFAULTS.timing_seconds,
-    help="seconds that a process times a problem; default: %(default)g",
-  )
-  limits.add_argument(
-    "--memory",
-    metavar="GB",
-    type=float,
-    default=_DEFAULTS.memory_bytes / _GB,
-    help="GB that a process may use; default: %(default)g",
-  )
-  limits.add_argument(
-    "--rounds",
-    metavar="N",
-    type=arguments.size(1),
-    default=_DEFAULTS.rounds,
-    help="upper limit of rounds in a process; default: %(default)g",
-  )
-  limits.add_argument(
-    "--processes",
-    metavar="N",
-    type=arguments.size(1),
-    default=_DEFAULTS.processes,
-    help="processes that time a problem, one after the other; default:"
-    " %(default)g",
-  )
-  limits.add_argument(
-    "--budget",
-    metavar="S",
-    type=float,
-    help="seconds for all problems; the next run does the rest",
+    defaults=(cores, _DEFAULTS.rounds, _DEFAULTS.processes),
   )
 
 
