@@ -21,7 +21,6 @@ from jaxplugin.lab.inspection.ptx import (
   integers,
   parsing,
   products,
-  rounding,
 )
 
 _MATRIX_ROWS: Final = 8
@@ -239,19 +238,19 @@ def _convert(block: blocks.Block, instruction: parsing.Instruction) -> None:
     block.write(out, _widened(block.read(operands[0], 16), source, _PAIRS[to]))
   elif to in _PAIRS and source == "f32":
     high, low = (
-      rounding.to_bits(floats.value(block, x, source), _PAIRS[to])
+      floats.to_bits(floats.value(block, x, source), _PAIRS[to])
       for x in operands
     )
     block.write(out, _joined([low, high], 32))
-  elif to in rounding.DTYPES and source in rounding.DTYPES:
+  elif to in floats.DTYPES and source in floats.DTYPES:
     value = floats.value(block, operands[0], source)
-    block.write(out, rounding.to_bits(value, to))
-  elif to in rounding.DTYPES and source in _INTEGERS:
+    block.write(out, floats.to_bits(value, to))
+  elif to in floats.DTYPES and source in _INTEGERS:
     if source[1:] == "64":
       raise faults.NotModelled(f"cvt.{to}.{source}")
     value = _cast(block.read(operands[0], 32), source)
-    block.write(out, rounding.to_bits(value.astype(np.float64), to))
-  elif to in _INTEGERS and source in rounding.DTYPES:
+    block.write(out, floats.to_bits(value.astype(np.float64), to))
+  elif to in _INTEGERS and source in floats.DTYPES:
     found = [_ROUNDINGS[part] for part in modifiers if part in _ROUNDINGS]
     if len(found) != 1:
       raise faults.NotModelled(f"{instruction.name}: no rounding to integers")
@@ -293,9 +292,7 @@ def _widened(codes: np.ndarray, source: str, to: str) -> np.ndarray:
   dtype, bits, _ = _NARROW[source]
   parts = [codes >> place & blocks.all_bits(bits) for place in (0, bits)]
   values = (part.astype(np.uint8).view(dtype) for part in parts)
-  return _joined(
-    [rounding.to_bits(x.astype(np.float64), to) for x in values], 32
-  )
+  return _joined([floats.to_bits(x.astype(np.float64), to) for x in values], 32)
 
 
 def _move(block: blocks.Block, instruction: parsing.Instruction) -> None:

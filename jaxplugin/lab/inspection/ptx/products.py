@@ -17,7 +17,12 @@ from typing import Final
 import ml_dtypes
 import numpy as np
 
-from jaxplugin.lab.inspection.ptx import blocks, faults, parsing, rounding
+from jaxplugin.lab.inspection.ptx import (
+  blocks,
+  faults,
+  floats,
+  parsing,
+)
 
 _LANE: Final = np.arange(blocks.WARP)
 GROUP: Final = _LANE // 4  # a lane's row in a fragment
@@ -28,8 +33,8 @@ FP8_SUM_BITS: Final = 13  # bits kept after the leading bit
 
 # The NumPy dtype and the number of bits of each PTX element type.
 _ELEMENTS: Final = {
-  "bf16": (rounding.BF16, 16),
-  "f16": (rounding.F16, 16),
+  "bf16": (floats.BF16, 16),
+  "f16": (floats.F16, 16),
   "e4m3": (np.dtype(ml_dtypes.float8_e4m3fn), 8),
   "e5m2": (np.dtype(ml_dtypes.float8_e5m2), 8),
   "e2m1": (np.dtype(ml_dtypes.float4_e2m1fn), 4),
@@ -176,7 +181,7 @@ def multiply(
       total = a @ b.swapaxes(-1, -2) + sums
     if type == "s8":
       return int32_sum(total)
-    return rounding.truncated_single(total)
+    return floats.truncated_single(total)
 
 
 def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
