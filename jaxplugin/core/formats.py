@@ -92,6 +92,19 @@ def as_dtype(x: Any) -> np.dtype | None:
     return None
 
 
+def require_float_dtype(
+  who: str, name: str, dtype: Any, remedy: str = ""
+) -> np.dtype:
+  """Returns a dtype of `FLOAT_DTYPES`; raises TypeError for other values."""
+  result = as_dtype(dtype)
+  if result not in FLOAT_DTYPES:
+    raise TypeError(
+      f"{who}: {name} must be float32, bfloat16 or float16{remedy}, got"
+      f" {result or error_context.shown(dtype)}"
+    )
+  return result
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockFormat:
   """A block-scaled format.

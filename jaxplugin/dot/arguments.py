@@ -432,24 +432,18 @@ def parts_dtype(dtype: Any) -> np.dtype | None:
   """Returns `reduce_dtype` as a NumPy dtype; raises TypeError."""
   if dtype is None:
     return None
-  return _float_dtype("reduce_dtype", dtype, ", or None for float32")
+  return formats.require_float_dtype(
+    sides.who(), "reduce_dtype", dtype, ", or None for float32"
+  )
 
 
 def result_dtype(dtype: Any) -> np.dtype:
   """Returns `preferred_element_type` as a NumPy dtype; raises TypeError."""
-  return _float_dtype(
-    "preferred_element_type", jnp.float32 if dtype is None else dtype
+  return formats.require_float_dtype(
+    sides.who(),
+    "preferred_element_type",
+    jnp.float32 if dtype is None else dtype,
   )
-
-
-def _float_dtype(name: str, dtype: Any, remedy: str = "") -> np.dtype:
-  result = formats.as_dtype(dtype)
-  if result not in formats.FLOAT_DTYPES:
-    raise TypeError(
-      f"{sides.who()}: {name} must be float32, bfloat16 or float16{remedy}, got"
-      f" {result or error_context.shown(dtype)}"
-    )
-  return result
 
 
 def validate_sides(call: calls.DotCall) -> None:

@@ -107,23 +107,14 @@ def accept_quantized(
       f"{WHO}: activations must be a format if fuse_activations is True, got"
       " None. Pass activations=, or leave fuse_activations out"
     )
-  dtype = None if dtype is None else _float_dtype(dtype)
+  if dtype is not None:
+    dtype = formats.require_float_dtype(WHO, "dtype", dtype)
 
   @functools.wraps(fn, updated=())
   def accepted(*args: Any, **kwargs: Any) -> Any:
     return _call(options, dtype, fn, args, kwargs)
 
   return accepted
-
-
-def _float_dtype(dtype: Any) -> np.dtype:
-  result = formats.as_dtype(dtype)
-  if result not in formats.FLOAT_DTYPES:
-    raise TypeError(
-      f"{WHO}: dtype must be float32, bfloat16 or float16, got"
-      f" {result or error_context.shown(dtype)}"
-    )
-  return result
 
 
 def _call(
