@@ -235,6 +235,14 @@ JAXPLUGIN_ALWAYS_INLINE __m256 SpreadTwo(const float* low, const float* high) {
                          0xf0);
 }
 
+// The same for two floats next to each other, in fewer instructions.
+JAXPLUGIN_ALWAYS_INLINE __m256 SpreadTwo(const float* both) {
+  double pair;
+  __builtin_memcpy(&pair, both, sizeof(pair));
+  return _mm256_permutevar_ps(_mm256_castpd_ps(_mm256_set1_pd(pair)),
+                              _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+}
+
 // Returns a mask of the float32 bits that hold an FP8 code's sign and fields.
 template <Format kFormat>
 constexpr uint32_t MovedFields() {
