@@ -124,7 +124,7 @@ class ProducersTest(parameterized.TestCase):
     # A kernel's f32 result may differ from that of XLA's operations by 4 ulp.
     with jp.use_target(quantization_lowerings.OPERATIONS):
       results = run(cases)
-      wanted = quantize(results)
+    wanted = quantize(results)
     for p, (name, out), (y, result), want in zip(
       CASES, outs, results, wanted, strict=True
     ):

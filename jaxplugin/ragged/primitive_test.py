@@ -20,6 +20,14 @@ ENTRIES, GROUPS, M, N, K = 3, 4, 11, 16, 64
 ARGUMENTS = ("lhs", "rhs", "sizes", "bias")
 # Sizes that do not fit are cut of each entry for itself.
 SIZES = np.array([[5, 0, 4, 1], [0, 0, 0, 0], [-2, 9, 7, 3]], np.int32)
+# Shapes of the global scales of lhs and rhs, and whether weights are mapped.
+SHAPES_OF_SCALES = tuple(
+  itertools.product(
+    ((ENTRIES, 1, 1), (ENTRIES, M, 1), (M, 1), None),
+    ((ENTRIES, 1, 1, 1), (ENTRIES, GROUPS, 1, 1), (GROUPS, 1, 1)),
+    (False, True),
+  )
+)
 FITTING = np.array([[5, 0, 4, 1], [0, 0, 0, 0], [0, 9, 2, 0]], np.int32)
 
 
@@ -96,13 +104,17 @@ class VmapTest(parameterized.TestCase):
         actual[i], ragged_suite.expected_of(*of_entry(i)[:3])
       )
 
-  @parameterized.product(
-    lhs_shape=((ENTRIES, 1, 1), (ENTRIES, M, 1), (M, 1), None),
-    rhs_shape=((ENTRIES, 1, 1, 1), (ENTRIES, GROUPS, 1, 1), (GROUPS, 1, 1)),
-    has_weights=(False, True),
-  )
-  @pytest.mark.sample(16)
-  def test_global_scales(self, lhs_shape, rhs_shape, has_weights):
+  # Each shape of one side with two or three of the other.
+  @parameterized.parameters(1, 3, 4, 9, 10, 12, 17, 19, 20)
+  def test_global_scales(self, row):
+    self.check_global_scales(*SHAPES_OF_SCALES[row])
+
+  @parameterized.parameters(*SHAPES_OF_SCALES)
+  @pytest.mark.full
+  def test_all_pairs_of_global_scales(self, *shapes):
+    self.check_global_scales(*shapes)
+
+  def check_global_scales(self, lhs_shape, rhs_shape, has_weights):
     mapped = ("lhs", "sizes") + (("rhs",) if has_weights else ())
     rng = np.random.default_rng(1)
     (lhs, rhs, sizes, _), of_entry = self.operands(jp.NVFP4, jp.NVFP4, mapped)
