@@ -83,9 +83,9 @@ class ExportTest(parameterized.TestCase):
     self.assertEqual(exported.platforms, ("cuda",))
     self.assertEqual(calls_in(exported), expected)
 
+  @parameterized.parameters(0, 1)
   @pytest.mark.lab
   @needs_gpu_compiler
-  @parameterized.parameters(0, 1)
   def test_gpu_kernels_read_a_symbolic_m(self, axis):
     self.require_triton({TRITON: 1})
     (_, w), (m,) = operands(n=256), jax.export.symbolic_shape("m")
