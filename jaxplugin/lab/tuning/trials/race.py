@@ -75,16 +75,17 @@ def ratio_of(
   """
   logs = np.log(np.asarray(times) / np.asarray(others))
   n = len(logs)
-  i, j = np.triu_indices(n)
-  means = (logs[i] + logs[j]) / 2
+  means = np.add.outer(logs, logs)[np.tri(n, dtype=bool)] / 2
   deviation = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
   quantile = statistics.NormalDist().inv_cdf(1 - risk)
   cut = math.floor(len(means) / 2 - quantile * deviation - 0.5)
   margin = 0.0 if cut >= 0 else _FEW_ROUNDS_MARGIN
   cut = max(cut, 0)
-  low, high = np.partition(means, (cut, -1 - cut))[[cut, -1 - cut]]
+  middle = (len(means) - 1) // 2, len(means) // 2
+  places = [cut, *middle, len(means) - 1 - cut]
+  low, *median, high = np.partition(means, places)[places]
   return Ratio(
-    estimate=float(np.median(means)), low=low - margin, high=high + margin
+    estimate=float(np.mean(median)), low=low - margin, high=high + margin
   )
 
 
