@@ -7,6 +7,7 @@ f64, and their codes with those of the results.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -51,15 +52,13 @@ class PrologueTest(quantization_lowerings.InterpretedTestCase):
       for case, args in zip(cases, given, strict=True)
     ]
 
-    @jax.jit
-    def by_operations(results):
-      return [
-        case.call(result, {}, prologue=None)
-        for case, result in zip(cases, results, strict=True)
-      ]
-
+    quantized, programs = [], {}  # by the text of their calls
     with targets.use_target(quantization_lowerings.OPERATIONS):
-      quantized = by_operations([y.astype(np.float32) for y, _ in exact])
+      for case, (y, _) in zip(cases, exact, strict=True):
+        y = y.astype(np.float32)
+        call = functools.partial(case.call, more={}, prologue=None)
+        text = str(jax.make_jaxpr(call)(y))
+        quantized.append(programs.setdefault(text, jax.jit(call))(y))
     self.assertEmpty(self.names)
     wanted = [
       (arrays, np.abs(y).max(), total)
