@@ -51,16 +51,12 @@ def make(end=-1, **kwargs):
 
 
 def likeliest(tokens, count):
-  """Returns the next tokens, at most 20, by a prefill without parts."""
-  how = decoder.Decoder(config=CONFIG)
-  cache = decoder.new_cache(CONFIG, [0], SLOTS, unrolled=False)
-  prompt = np.zeros((1, 256), np.int32)
-  prompt[0, : len(tokens)] = tokens
-  token, cache = decoder.prefill(
-    how, PARAMS, jnp.asarray(prompt), cache=cache, count=len(tokens)
-  )
-  rest, _ = decoder.decode(how, PARAMS, token, steps=19, cache=cache)
-  return [int(token[0]), *map(int, rest[:, 0])][:count]
+  """Returns the next tokens by the reference in f64."""
+  tokens = list(tokens)
+  for _ in range(count):
+    scores = decoder_reference.logits(CONFIG, PARAMS, np.array(tokens))
+    tokens.append(int(scores[-1].argmax()))
+  return tokens[-count:]
 
 
 def said(conversation, prompt, count):

@@ -143,18 +143,19 @@ class CacheTest(parameterized.TestCase):
     np.testing.assert_array_equal(both[:2], with_others[:2])
 
   def test_what_stands_before_a_prompt_is_not_seen(self):
-    model = variant("f32")
+    model = variant("f32 scan")
     padded = np.pad(TOKENS[:1], ((0, 0), (3, 0)), constant_values=7)
     rows = np.concatenate([padded, np.arange(12)[None]])
-    actual = all_logits(model, rows, [11, 1], start=[3, 0])[:1, 3:]
+    # Parts of other tests, which share their programs.
+    actual = all_logits(model, rows, [7, *[1] * 5], start=[3, 0])[:1, 3:]
     expected = reference(model, TOKENS[:1])
     self.assertLess(relative(actual, expected), F32_TOLERANCE)
 
-  @parameterized.parameters("f32", "f32 scan")
+  @parameterized.parameters("f32 scan", "f32")
   @pytest.mark.sample(1)
   def test_attention_reads_no_more_slots_than_its_window(self, name):
     model = variant(name)
-    tokens = np.random.default_rng(2).integers(CONFIG.vocabulary, size=(1, 260))
+    tokens = np.random.default_rng(2).integers(CONFIG.vocabulary, size=(1, 258))
     slots = 300  # windows of 256 and 300
     cache = model.new_cache([0], slots, "float32")
     # NaN in values of slots gives NaN even if they are masked.
