@@ -205,6 +205,9 @@ class ErrorWordsTest(absltest.TestCase):
         lambda: jp.align_groups(_X, _SIZES, True),
         lambda: jp.block_scaled_dot(_Q, _Q, dimension_numbers=dims),
         lambda: jp.block_scaled_dot(_Q, _Q, global_scale=True),
+        lambda: jp.ScaledArray(_Q.values, _Q.scale, True, "mxfp8"),
+        lambda: jp.QuantizedWeight(_Q, (4, 64), (True,)),
+        lambda: jp.QuantizedWeight(_Q[:1], (True, 64), (1,)),
         lambda: jp.quantize_operand(_X[:, :32], "mxfp8", contracting=True),
         lambda: jp.training.accumulate(_dense, True),
       )

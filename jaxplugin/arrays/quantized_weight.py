@@ -71,19 +71,12 @@ class QuantizedWeight:
     dtype: Any = jnp.float32,
   ) -> None:
     self.array = array
-    for given in (kernel_shape, contracting):
-      if not isinstance(given, Sequence):
-        raise TypeError(
-          f"{_WHO}: kernel_shape and contracting must be tuples of integers,"
-          f" got {error_context.shown(kernel_shape)} and"
-          f" {error_context.shown(contracting)}"
-        )
-    self.kernel_shape = tuple(kernel_shape)
-    self.contracting = tuple(contracting)
+    self.kernel_shape = _integers("kernel_shape", kernel_shape)
+    self.contracting = _integers("contracting", contracting)
     found = formats.as_dtype(dtype)
-    if found is None:
+    if found is None or not jnp.issubdtype(found, jnp.floating):
       raise TypeError(
-        f"{_WHO}: dtype must be the dtype of the kernel, got"
+        f"{_WHO}: dtype must be the floating dtype of the kernel, got"
         f" {error_context.shown(dtype)}"
       )
     self.dtype = found
@@ -91,7 +84,8 @@ class QuantizedWeight:
     if list(self.contracting) != sorted(dims & set(self.contracting)):
       raise ValueError(
         f"{_WHO}: contracting must be dimensions of the kernel"
-        f" {self.kernel_shape}, in ascending order, got {self.contracting}"
+        f" {self.kernel_shape}, in ascending order, got {self.contracting}."
+        " Count dimensions from 0, without leading ones (layers, experts)"
       )
     if not isinstance(array, scaled_array.ScaledArray) or array.ndim < 2:
       raise TypeError(
@@ -103,7 +97,8 @@ class QuantizedWeight:
       raise TypeError(
         f"{_WHO}: array must be blocked along its last dimension, got"
         f" {error_context.shown(array)}"
-        f" blocked along dimension {array.axis}"
+        f" blocked along dimension {array.axis}. Pass the array as [..., n, k]:"
+        " quantize(kernel.T, format)"
       )
     self.require_sizes()
 
@@ -227,6 +222,16 @@ class QuantizedWeight:
     (self.array,) = children
     self.kernel_shape, self.contracting, self.dtype = aux
     return self
+
+
+def _integers(name: str, given: Sequence[int]) -> tuple[int, ...]:
+  is_sequence = isinstance(given, Sequence)
+  if not is_sequence or not all(map(error_context.is_integer, given)):
+    raise TypeError(
+      f"{_WHO}: {name} must be a tuple of integers, got"
+      f" {error_context.shown(given)}"
+    )
+  return tuple(map(int, given))
 
 
 def _serialize_aux(aux: Any) -> bytes:

@@ -111,9 +111,10 @@ class ScaledArray:
     surrogate: Any = None,
     offset: Any = None,
   ) -> None:
-    if isinstance(global_scale, (int, float)):
+    if error_context.is_number(global_scale):
+      number = error_context.finite_f32(_WHO, "global_scale", global_scale)
       rank = len(getattr(values, "shape", ()))
-      global_scale = np.full((1,) * rank, global_scale, np.float32)
+      global_scale = np.full((1,) * rank, number)
     self.values = values
     self.scale = scale
     self.global_scale = global_scale

@@ -416,6 +416,23 @@ ERRORS = (
      TypeError, "")
     for number in (0.5, 2)
   ),
+  *(
+    (array((E4M3, 4, 64), (E8M0, 4, 2), jp.MXFP8, **{name: leaf}),
+     TypeError, rf"{name} must be an array or None, got .?{leaf}")
+    for name in ("global_scale", "offset", "surrogate")
+    for leaf in (True, "x", 1j)
+  ),
+  *(
+    (array((E4M3, 4, 64), (E8M0, 4, 2), jp.MXFP8, global_scale=number),
+     ValueError, "global_scale must be finite in float32, got")
+    for number in (1e300, 10**400, float("nan"))
+  ),
+  (lambda: jp.QuantizedWeight(jp.quantize(np.ones((4, 64)), "mxfp8"),
+                              (64.0, 4), (0,)),
+   TypeError, "kernel_shape must be a tuple of integers, got .64.0, 4."),
+  (lambda: jp.QuantizedWeight(jp.quantize(np.ones((4, 64)), "mxfp8"),
+                              (64, 4), (0,), "int8"),
+   TypeError, "must be the floating dtype of the kernel, got 'int8'"),
   # formats and layouts
   (array((E4M3, 4, 64), (E8M0, 4, 2), E4M3), TypeError,
    r"format must be a BlockFormat.*nvfp4.*\), got .*float8_e4m3fn"),
@@ -476,7 +493,9 @@ class AsArrayTest(parameterized.TestCase):
 
 
 class ValidationTest(parameterized.TestCase):
-  @parameterized.parameters((ERRORS, "ScaledArray: .*"), (FUNCTION_ERRORS, ""))
+  @parameterized.parameters(
+    (ERRORS, "(ScaledArray|QuantizedWeight): .*"), (FUNCTION_ERRORS, "")
+  )
   def test_bad_argument_is_named_with_its_value(self, errors, name):
     for call, error, words in errors:
       with self.subTest(words), self.assertRaisesRegex(error, name + words):

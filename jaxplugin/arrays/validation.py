@@ -40,18 +40,15 @@ def validate(array: Any) -> None:
       f"ScaledArray: scale_layout must be one of {layouts.SCALE_LAYOUTS},"
       f" got {error_context.shown(array.scale_layout)}"
     )
-  leaves = (
-    array.values,
-    array.scale,
-    array.global_scale,
-    array.offset,
-    array.surrogate,
-  )
-  needed = array.values, array.scale
-  if any(x is None for x in needed) or not all(
-    x is None or hasattr(x, "dtype") for x in leaves
-  ):
+  if not (hasattr(array.values, "dtype") and hasattr(array.scale, "dtype")):
     return  # placeholders: a tree of specs or of shardings, or a part of one
+  for name in ("global_scale", "offset", "surrogate"):
+    leaf = getattr(array, name)
+    if leaf is not None and not hasattr(leaf, "dtype"):
+      raise TypeError(
+        f"ScaledArray: {name} must be an array or None, got"
+        f" {error_context.shown(leaf)}"
+      )
   _require_dtypes(array.format, array.values, array.scale)
   shape, axis = _checked_shape(array)
   _validate_offset(array)

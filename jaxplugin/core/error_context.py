@@ -20,7 +20,7 @@ import reprlib
 import sys
 import types
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeGuard
 
 import numpy as np
 
@@ -135,6 +135,26 @@ def require_integer(who: str, name: str, value: Any) -> int:
     raise TypeError(
       f"{who}: {name} must be an integer, got {shown(value)}"
     ) from None
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+  """Returns whether a value is a Python number, and not a bool."""
+  return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def finite_f32(who: str, name: str, value: float) -> np.float32:
+  """Converts a Python number; raises ValueError if f32 cannot hold it."""
+  with np.errstate(over="ignore"):
+    try:
+      result = np.float32(value)
+    except OverflowError:  # an int beyond f64's range
+      result = np.float32(np.inf)
+  if not np.isfinite(result):
+    raise ValueError(
+      f"{who}: {name} must be finite in float32, got {shown(value)}. Pass a"
+      " float32 array if it must be NaN or Inf"
+    )
+  return result
 
 
 def is_integer(value: Any) -> bool:

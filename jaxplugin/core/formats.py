@@ -166,6 +166,11 @@ class BlockFormat:
   codebook: tuple[float, ...] | None = None
 
   def __post_init__(self) -> None:
+    if not (isinstance(self.name, str) and self.name):
+      raise TypeError(
+        "BlockFormat: name must be a string that is not empty, got"
+        f" {error_context.shown(self.name)}"
+      )
     for field, allowed in (
       ("values_dtype", VALUES_DTYPES),
       ("scale_dtype", SCALE_DTYPES),

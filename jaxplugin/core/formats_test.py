@@ -133,6 +133,8 @@ class FormatsTest(parameterized.TestCase):
     ({"values_dtype": "fp8"}, TypeError, "values_dtype must be.*got 'fp8'"),
     ({"scale_dtype": np.float64}, TypeError, "scale_dtype.*got float64"),
     ({"scale_dtype": np.int8}, TypeError, "scale_dtype.*got int8"),
+    ({"name": ""}, TypeError, "name must be a string.*got ''"),
+    ({"name": None}, TypeError, "name must be a string.*got None"),
     ({"block_size": -1}, ValueError, "positive integer, .*got -1"),
     ({"block_size": 32.0}, TypeError, r"be an integer, got 32\.0"),
     ({"block_rows": 2}, ValueError, "block_rows.*got 2 for block_size 32"),

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +38,61 @@ JAX_TRITON: Final = "jax-triton"
 # The first cuDNN, and the first compute capability, with block-scaled matmuls.
 MIN_BLOCK_SCALED_CUDNN: Final[Version] = (9, 10, 0)
 MIN_BLOCK_SCALED_CAPABILITY: Final = (10, 0)
+
+
+def _is_text(value: Any) -> bool:
+  return isinstance(value, str) and value != ""
+
+
+def _is_version(value: Any, parts: int = 3) -> bool:
+  return (
+    isinstance(value, tuple)
+    and len(value) == parts
+    and all(type(part) is int and part >= 0 for part in value)
+  )
+
+
+def _is_count(value: Any) -> bool:
+  return error_context.is_integer(value) and value > 0
+
+
+def _are_pairs_of_text(value: Any) -> bool:
+  return isinstance(value, tuple) and all(
+    isinstance(pair, tuple) and len(pair) == 2 and all(map(_is_text, pair))
+    for pair in value
+  )
+
+
+# Fields of `Target`: what each must be, and the check. None is checked apart.
+_FIELD_RULES: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
+  **dict.fromkeys(
+    ("name", "platform", "architecture", "cpu_kernels"),
+    ("a string that is not empty", _is_text),
+  ),
+  "compute_capability": (
+    "(major, minor)",
+    lambda value: _is_version(value, parts=2),
+  ),
+  **dict.fromkeys(
+    ("cudnn_version", "ptxas_version"), ("(major, minor, patch)", _is_version)
+  ),
+  **dict.fromkeys(
+    ("core_count", "shared_memory_bytes", "l2_bytes"),
+    ("a positive integer", _is_count),
+  ),
+  "memory_bandwidth": (
+    "a positive number",
+    lambda value: error_context.is_number(value) and 0 < value < math.inf,
+  ),
+  "missing_libraries": (
+    "a tuple of pairs (name, reason)",
+    _are_pairs_of_text,
+  ),
+  "options": (
+    "a result of jp.options",
+    lambda value: isinstance(value, call_options.Options),
+  ),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +120,7 @@ class Target:
     options: limits of `jp.options` for the call that is decided.
 
   Raises:
-    TypeError: If ptxas_version is not three numbers.
+    TypeError: If a field has another type or form.
     ValueError: If ptxas_version is given and the platform is not "cuda".
 
   Example:
@@ -94,19 +150,22 @@ class Target:
   )
 
   def __post_init__(self) -> None:
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if value is None and field.default is None:
+        continue
+      if field.name in _FIELD_RULES:
+        rule, is_valid = _FIELD_RULES[field.name]
+        if not is_valid(value):
+          or_none = " or None" if field.default is None else ""
+          raise TypeError(
+            f"Target: {field.name} must be {rule}{or_none}, got"
+            f" {error_context.shown(value)}; jp.named_target(name, cudnn=,"
+            " ptxas=) returns known devices"
+          )
     version = self.ptxas_version
     if version is None:
       return
-    if (
-      not isinstance(version, tuple)
-      or len(version) != 3
-      or not all(type(part) is int and part >= 0 for part in version)
-    ):
-      raise TypeError(
-        "Target: ptxas_version must be (major, minor, patch) or None, got"
-        f" {error_context.shown(version)}; jp.named_target(name, ptxas=) takes"
-        " a string"
-      )
     if self.platform != "cuda":
       raise ValueError(
         "Target: ptxas_version must be None unless the platform is cuda, got"

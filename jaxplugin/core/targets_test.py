@@ -143,14 +143,29 @@ class NamedTargetTest(parameterized.TestCase):
       dataclasses.replace(targets.named_target(name), ptxas_version=(13, 2, 0))
 
   @parameterized.parameters(
-    "13.2", 13.2, ((13, 2),), ((13, 2, "0"),), ((13, -2, 0),), ([13, 2, 0],)
+    *(
+      ("ptxas_version", version)
+      for version in ("13.2", 13.2, (13, 2), (13, 2, "0"), (13, -2, 0), [1])
+    ),
+    ("name", ""),
+    ("platform", None),
+    ("compute_capability", 10.0),
+    ("compute_capability", (10, 0, 0)),
+    ("cudnn_version", "9.13"),
+    ("core_count", True),
+    ("l2_bytes", 0),
+    ("shared_memory_bytes", 1.5),
+    ("memory_bandwidth", float("nan")),
+    ("cpu_kernels", ()),
+    ("missing_libraries", ("jax-triton",)),
+    ("options", {"threads": 2}),
   )
-  def test_ptxas_version_of_a_target_is_three_numbers(self, version):
+  def test_field_of_another_form_is_refused(self, field, value):
     b200 = targets.named_target("b200")
     with self.assertRaises(TypeError) as caught:
-      dataclasses.replace(b200, ptxas_version=version)
-    self.assertIn("Target: ptxas_version must be", str(caught.exception))
-    self.assertIn(f"got {version!r};", str(caught.exception))
+      dataclasses.replace(b200, **{field: value})
+    self.assertIn(f"Target: {field} must be", str(caught.exception))
+    self.assertIn(f"got {value!r};", str(caught.exception))
 
   def test_text_names_platform_capability_and_cudnn(self):
     text = str(targets.named_target("b300", cudnn=(9, 12, 1)))

@@ -335,8 +335,11 @@ def integers(name: str, x: Any) -> jax.Array:
 
 
 def as_global_scale(global_scale: Any) -> jax.Array:
-  is_number = isinstance(global_scale, (int, float))
-  if not is_number or isinstance(global_scale, bool):
+  if error_context.is_number(global_scale):
+    global_scale = error_context.finite_f32(
+      sides.who(), "global_scale", global_scale
+    )
+  else:
     global_scale = array("global_scale", global_scale)
     if global_scale.dtype != np.float32:
       raise TypeError(
