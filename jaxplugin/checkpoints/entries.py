@@ -152,5 +152,8 @@ def matrix_refusal(layout: str, decision: records.TensorDecision) -> str | None:
   if len(decision.tensor.shape) != 2:
     return stack_refusal(layout)
   if not decision.tensor.name.endswith(names.WEIGHT):
-    return f"layout {layout} stores only weights named *.weight"
+    return (
+      f"layout {layout} stores only weights named *.weight; name it"
+      f" '{decision.tensor.name}.weight', or choose another layout"
+    )
   return None

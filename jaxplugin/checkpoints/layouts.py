@@ -136,7 +136,10 @@ def _gpt_oss_tensors(
 
 def _gpt_oss_refusal(decision: records.TensorDecision) -> str | None:
   if len(decision.tensor.shape) == 2:
-    return "layout gpt-oss stores only quantized experts"
+    return (
+      "layout gpt-oss stores only quantized experts; choose another layout for"
+      " this weight"
+    )
   return None
 
 

@@ -210,7 +210,10 @@ def _modelopt_refusal(decision: records.TensorDecision) -> str | None:
   if decision.axis == -1:
     return entries.stack_refusal(MODELOPT)
   if decision.format != formats.NVFP4:
-    return f"layout modelopt does not store {decision.format} experts [E, k, n]"
+    return (
+      f"layout modelopt does not store {decision.format} experts [E, k, n];"
+      " choose nvfp4, or layout gpt-oss (mxfp4)"
+    )
   return None
 
 

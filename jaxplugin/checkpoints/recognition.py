@@ -231,6 +231,8 @@ def _unsupported(
     and len(tensor.shape) > 1
   ):
     sign = f"{contents.config}, and it has no scale"
+  elif tensor.type_name in _PACKED_FLOATS:
+    sign = "it has no scale"
   else:
     return None
   what = _family(tensor, [contents.tensors[x] for x in beside])

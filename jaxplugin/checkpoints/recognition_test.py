@@ -537,6 +537,14 @@ class NamesTest(Case):
     with self.assertRaisesRegex(ERROR, "w.weight.*packed FP6"):
       jp.checkpoints.load(path)
 
+  def test_packed_floats_without_a_scale_are_refused(self):
+    for kind, size in (("F4", 32), ("F6_E2M3", 48), ("F6_E3M2", 48)):
+      fields = {"w.weight": files.entry(kind, [2, 32], 0, size)}
+      path = self.write(files.file_of(fields, bytes(size)))
+      rule = rf"'w.weight': it is quantized \(it has no scale\): {kind}, "
+      with self.assertRaisesRegex(ERROR, rule):
+        jp.checkpoints.load(path)
+
 
 ONE = np.float32(1)
 INT32 = np.zeros((8, K), np.int32)

@@ -190,9 +190,15 @@ def _tensors(name: str, array: scaled_array.ScaledArray) -> dict[str, Any]:
 
 def _refusal(decision: records.TensorDecision) -> str | None:
   if decision.axis != -1:
-    return "layout torchao stores k as the last dimension"
+    return (
+      "layout torchao stores k as the last dimension; transpose the weight, or"
+      " choose another layout"
+    )
   if "." not in decision.tensor.name:
-    return "layout torchao stores only names with a dot"
+    return (
+      "layout torchao stores only names with a dot; name it"
+      f" '{decision.tensor.name}.weight', or choose another layout"
+    )
   return None
 
 

@@ -353,13 +353,14 @@ def _decided(
       f"{WHO}: where must return True, False, an axis, a tuple of axes or a"
       f" format, got {error_context.shown(answer)} for {_name(leaf)}"
     )
-  why = f" ({choice.reason})" if choice.reason else ""
+  why = choice.reason.partition(";")[0]
+  why = f" ({why})" if why else ""
   choice = dataclasses.replace(choice, **changes, reason="")
   if choice.dims is None or not choice.dims.contracting:
     raise ValueError(
-      f"{WHO}: the contracting axis of {_name(leaf)} of shape {leaf.shape}"
-      f" cannot be inferred{why}, and where returned no axis; return the axis"
-      " from where, or False to leave it unquantized"
+      f"{WHO}: where must return the contracting axis of {_name(leaf)} of"
+      f" shape {leaf.shape}, got {error_context.shown(answer)}{why}; return the"
+      " axis, or False to leave it unquantized, or pass call="
     )
   k = math.prod(leaf.shape[d] for d in choice.dims.contracting)
   if k == 0 or not choice.format.fits(k):

@@ -506,7 +506,13 @@ class WhereTest(parameterized.TestCase):
   def test_what_cannot_be_is_an_error(self):
     for answer, shape, error, message in (
       (None, (64, 64), TypeError, "got None for odd"),
-      (True, (64, 64), ValueError, "cannot be inferred"),
+      (
+        True,
+        (64, 64),
+        ValueError,
+        r"of odd of shape \(64, 64\), got True "
+        r"\(the contracting axis cannot be inferred from its name\); return",
+      ),
       (2, (64, 64), ValueError, r"axes of odd of shape \(64, 64\).*got 2"),
       ((0, 1), (64, 64), ValueError, "not all of them"),
       (0, (40, 64), ValueError, "contracting size, 40, is not a multiple"),

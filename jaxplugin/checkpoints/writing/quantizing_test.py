@@ -410,12 +410,17 @@ class SelectionTest(Case):
     for name, x, options, reason in (
       ("stack", normal(2, D, D), {}, "rank 3, and not named experts"),
       ("none.weight", normal(0, D), {}, "empty"),
-      ("w", normal(D, D), {"layout": "torchao"}, "only names with a dot"),
+      (
+        "w",
+        normal(D, D),
+        {"layout": "torchao"},
+        "a dot; name it 'w.weight', or",
+      ),
       (
         "w",
         normal(D, D),
         {"layout": "comfyui"},
-        r"only weights named \*.weight",
+        r"only weights named \*.weight; name it 'w.weight', or",
       ),
     ):
       include = {"include": ["*"]} if options else {}

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from jaxplugin.cli import arguments, dots, files
-from jaxplugin.core import formats, targets
+from jaxplugin.core import decisions, formats, targets
 from jaxplugin.dot import reference
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels.gpu import configs
@@ -220,8 +220,13 @@ def _run(args: argparse.Namespace) -> int:
     target = triton_library.with_descriptors(target)
   if args.write is not None:
     files.check_folder(args.write)
-  explanation = dots.explain(args, target, "triton")
-  (dot,) = explanation
+  try:
+    (dot,) = dots.explain(args, target, "triton")
+  except decisions.RefusedError as error:
+    raise ValueError(
+      f"kernels: triton must support the dot on {target}: {error.reason}."
+      " Choose another --target, or other operands"
+    ) from None
   config = () if dot.decision is None else dot.decision.config
   found: triton_dots.CompiledDot | ExecutedDot
   with progress.shown(f"compiling for {target.name}") as line:

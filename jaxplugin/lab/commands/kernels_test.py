@@ -96,7 +96,10 @@ class KernelsTest(command_lines.CommandLineTestCase):
       "--target h300",
       "^error: named_target: name must be one of a100, .* got 'h300'",
     ),
-    ("--target cpu", "^error: .*needs an NVIDIA or AMD GPU"),
+    (
+      "--target cpu",
+      "^error: kernels: .*needs an NVIDIA or AMD GPU, .* Choose another --targ",
+    ),
     (
       "--descriptors --target a100",
       "TMA descriptors need an NVIDIA GPU from sm_90 on",
