@@ -110,7 +110,7 @@ def _check(item: Any, dim: int, shape: Sequence[int]) -> None:
   raise TypeError(
     f"{_WHO}: an index must be an int, a slice, an ellipsis, an array of"
     " integers, or an array of booleans of rank 1, got for dimension"
-    f" {dim} {error_context.shown(item)}"
+    f" {dim} {error_context.shown(item)}; index array.dequantize()"
   )
 
 

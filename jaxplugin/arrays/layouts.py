@@ -264,7 +264,7 @@ def _validate_scale_array(who: str, scale: jax.Array) -> None:
   if scale.ndim < 2:
     raise TypeError(
       f"{who}: scale must have rank 2 or more (..., rows, columns), got shape"
-      f" {scale.shape}"
+      f" {scale.shape}; pass scale[None] for one row"
     )
 
 
@@ -378,7 +378,8 @@ def unswizzle_scale(swizzled: jax.Array, shape: Sequence[int]) -> jax.Array:
   if swizzled.shape[-2:] != swizzled_shape((rows, columns)):
     raise TypeError(
       f"{who}: a scale of shape {(rows, columns)} swizzles to"
-      f" {swizzled_shape((rows, columns))}, got {swizzled.shape[-2:]}"
+      f" {swizzled_shape((rows, columns))}, got {swizzled.shape[-2:]}; pass the"
+      " shape of the linear scale, (n, k / block_size)"
     )
   return _jitted_unswizzle(swizzled, rows, columns)
 

@@ -186,7 +186,7 @@ def _shardings(who: str, tree: Any, sharding: Any) -> Any:
       what = type(leaf).__name__ if hasattr(leaf, "shape") else repr(leaf)
       raise TypeError(
         f"{who}: sharding must be a jax.sharding.Sharding, a PartitionSpec or a"
-        f" tree of them, got {what}"
+        f" tree of them, got {what}; pass PartitionSpec() to replicate an array"
       )
     if isinstance(leaf, PartitionSpec):
       _require_axes(who, leaf)
@@ -243,7 +243,8 @@ def _require_rank(who: str, x: Any, sharding: Any) -> None:
   if len(spec) > x.ndim:
     raise TypeError(
       f"{who}: sharding must have at most {x.ndim} dimensions for an array of"
-      f" shape {tuple(x.shape)}, got {spec}"
+      f" shape {tuple(x.shape)}, got {spec}; name a mesh axis or None for each"
+      " dimension of the array before it was quantized"
     )
 
 
@@ -258,7 +259,8 @@ def _of_array(who: str, array: Any, sharding: Any) -> Any:
     if not sharding.is_fully_replicated:
       raise NotImplementedError(
         f"{who}: sharding of a ScaledArray must be a NamedSharding, a"
-        f" PartitionSpec or replicated, got {error_context.shown(sharding)}"
+        f" PartitionSpec or replicated, got {error_context.shown(sharding)};"
+        " pass NamedSharding(mesh, spec)"
       )
     return jax.tree.map(lambda _: sharding, array)
   entries = _entries(who, array, sharding)
@@ -293,7 +295,7 @@ def _stored(
       raise TypeError(
         f"{who}: only dimension {dims[0]} of the dimensions {dims}, which a"
         f" weight of shape {weight.shape} stores as one, may be split, got"
-        f" {getattr(sharding, 'spec', sharding)}"
+        f" {getattr(sharding, 'spec', sharding)}; pass None for the others"
       )
     stored.append(entries[dims[0]] if dims else None)
   return _with_spec(sharding, *stored)

@@ -90,7 +90,7 @@ class QuantizedWeight:
     if not isinstance(array, scaled_array.ScaledArray) or array.ndim < 2:
       raise TypeError(
         f"{_WHO}: array must be a ScaledArray of rank 2 or more, got"
-        f" {error_context.shown(array)}"
+        f" {error_context.shown(array)}; pass quantize(kernel.T, format)"
       )
     validation.require_unconverted(_WHO, array)
     if array.axis != array.ndim - 1:

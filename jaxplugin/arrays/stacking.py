@@ -189,7 +189,7 @@ def _checked(who: str, arrays: Any) -> list[scaled_array.ScaledArray]:
   if not isinstance(arrays, Iterable) or hasattr(arrays, "shape"):
     raise TypeError(
       f"{who}: arrays must be a sequence of ScaledArrays, got"
-      f" {error_context.shown(arrays)}"
+      f" {error_context.shown(arrays)}; pass a list or a tuple"
     )
   arrays = list(arrays)
   if not arrays:
@@ -204,15 +204,19 @@ def _checked(who: str, arrays: Any) -> list[scaled_array.ScaledArray]:
       )
     scaled_array.require_global_scale(who, array)
   first = arrays[0]
-  for name, read in (
-    ("format", lambda x: x.format),
-    ("scale layout", lambda x: x.scale_layout),
+  for name, read, remedy in (
+    ("format", lambda x: x.format, "quantize them to one format"),
+    (
+      "scale layout",
+      lambda x: x.scale_layout,
+      "call unprepare_weights on each first",
+    ),
   ):
     for array in arrays:
       if read(array) != read(first):
         raise TypeError(
           f"{who}: arrays must have the same {name}, got {read(first)} and"
-          f" {read(array)}"
+          f" {read(array)}; {remedy}"
         )
   if len({(array.values.dtype, array.scale.dtype) for array in arrays}) > 1:
     arrays = [array.to_floats().pack() for array in arrays]
@@ -239,7 +243,8 @@ def _require_shapes(
     if first.axis != array.axis:
       raise TypeError(
         f"{who}: arrays must be blocked along the same axis, got {first.axis}"
-        f" and {array.axis} of shapes {first.shape} and {array.shape}"
+        f" and {array.axis} of shapes {first.shape} and {array.shape}; pass"
+        " quantize the same axis="
       )
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -104,7 +105,7 @@ def _require_dtypes(
     allowed = " or ".join(dtype.name for dtype in format.storage_dtypes)
     raise TypeError(
       f"ScaledArray: {format} values must be {allowed}, got {values.dtype}"
-      f"{_values_remedy(values.dtype, format)}"
+      f"{values_remedy(values.dtype, format)}"
     )
   if scale.dtype != format.scale_dtype:
     raise TypeError(
@@ -113,7 +114,9 @@ def _require_dtypes(
     )
 
 
-def _values_remedy(given: Any, format: formats.BlockFormat) -> str:
+def values_remedy(given: Any, format: formats.BlockFormat) -> str:
+  if jnp.issubdtype(given, jnp.floating) and given.itemsize > 1:
+    return "; call jp.quantize for an array that is not quantized"
   if given == format.values_dtype:  # 6-bit; only NumPy arrays have this dtype
     return f"; view it as {format.array_dtype.name}: array.view(np.uint8)"
   return view_remedy(given, format.array_dtype)
@@ -147,6 +150,12 @@ def _checked_shape(array: Any) -> tuple[tuple[int, ...], int]:
     expected = layouts.linear_scale_shape(format, shape, axis)
   if tuple(scale.shape) != expected:
     divided = "the last two axes" if format.is_square else "one axis"
+    remedy = ""
+    if not is_swizzled and scale.size * block > math.prod(shape):
+      remedy = (
+        "; slice off the padding, or pass scale_layout="
+        f'"{layouts.SWIZZLED}" if the scale is swizzled'
+      )
     raise TypeError(
       f"ScaledArray: {format} {array.scale_layout} scale must have the logical"
       f" shape of values with {divided} divided by"
@@ -154,6 +163,7 @@ def _checked_shape(array: Any) -> tuple[tuple[int, ...], int]:
       f"{' (padded to 128 x 4)' if is_swizzled else ''}"
       f"{' and rounded up' if format.may_be_short else ''},"
       f" got values of logical shape {shape} and scale {tuple(scale.shape)}"
+      f"{remedy}"
     )
   return shape, axis
 

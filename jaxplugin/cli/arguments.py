@@ -272,5 +272,5 @@ def target(args: argparse.Namespace) -> targets.Target | None:
     return targets.named_target(args.target, cudnn=args.cudnn, ptxas=args.ptxas)
   for name in ("cudnn", "ptxas"):
     if getattr(args, name) is not None:
-      raise ValueError(f"--{name} needs --target")
+      raise ValueError(f"--{name} needs --target; pass the GPU by its name")
   return None

@@ -108,7 +108,8 @@ def _operand(
   format = formats.by_name(name)
   if not format.fits(k):
     raise ValueError(
-      f"k must be a multiple of {format.block_size} for {format}, got k={k}"
+      f"k must be a multiple of {format.block_size} for {format}, got k={k};"
+      " choose another -k or format"
     )
   return jax.eval_shape(
     lambda x: quantization.quantize(x, format).unpack(),

@@ -64,7 +64,10 @@ def function(text: str) -> Callable[..., Any]:
   except ModuleNotFoundError as error:
     if error.name is None or not f"{match[1]}.".startswith(f"{error.name}."):
       raise _error(text, error) from error  # the module imports that one
-    raise ValueError(f"{text}: no module named {error.name}") from None
+    raise ValueError(
+      f"{text}: no module named {error.name}; run in the folder that has it, or"
+      " set PYTHONPATH"
+    ) from None
   except (Exception, SystemExit) as error:
     raise _error(text, error) from error
   where = match[1]
@@ -75,7 +78,10 @@ def function(text: str) -> Callable[..., Any]:
       raise ValueError(f"{text}: {where} has no {name}{hint}")
     found, where = getattr(found, name), f"{where}.{name}"
   if not callable(found):
-    raise ValueError(f"{text} must be a function, got {type(found).__name__}")
+    raise ValueError(
+      f"{text} must be a function, got {type(found).__name__}; define a"
+      " function that calls it"
+    )
 
   @functools.wraps(found)
   def call(*args: Any) -> Any:

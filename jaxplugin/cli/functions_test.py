@@ -63,8 +63,8 @@ class FunctionTest(parameterized.TestCase):
   @parameterized.parameters(
     ("json:lods", "^json:lods: json has no lods; it has loads"),
     ("json.decoder:JSONDecoder.qq", "^.*: json.decoder.JSONDecoder has no qq$"),
-    ("no_module:f", "^no_module:f: no module named no_module$"),
-    ("json:__name__", "^json:__name__ must be a function, got str$"),
+    ("no_module:f", "^no_module:f: no module named no_module; run in the fol"),
+    ("json:__name__", "^json:__name__ must be a function, got str; define a"),
   )
   def test_wrong_name_is_refused(self, text, pattern):
     with self.assertRaisesRegex(ValueError, pattern):

@@ -453,10 +453,10 @@ def validate_name(
   if not isinstance(requested, str | None):
     raise TypeError(
       f"{who}: implementation must be a name or None, got"
-      f" {error_context.shown(requested)}"
+      f" {error_context.shown(requested)}; leave it out to have one chosen"
     )
   if requested is not None and requested not in backends:
     raise ValueError(
       f"{who}: implementation must be None or one of {tuple(backends)}, got"
-      f" {error_context.shown(requested)}"
+      f" {error_context.shown(requested)}; leave it out to have one chosen"
     )

@@ -151,7 +151,8 @@ def block_scaled_dot(
   if not error_context.is_one_of(activation, (None, *problems.ACTIVATIONS)):
     raise ValueError(
       f"{sides.who()}: activation must be None or one of"
-      f" {problems.ACTIVATIONS}, got {error_context.shown(activation)}"
+      f" {problems.ACTIVATIONS}, got {error_context.shown(activation)}; apply"
+      " another function to the result"
     )
   call = calls.DotCall(
     lhs=lhs_side,

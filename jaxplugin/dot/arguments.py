@@ -239,7 +239,8 @@ def _validate_block_size(
     ):
       raise ValueError(
         f"{sides.who()}: block_size must be {side.format.block_size} for"
-        f" {side.name} of {side.format}, got {error_context.shown(block_size)}"
+        f" {side.name} of {side.format}, got {error_context.shown(block_size)};"
+        " leave block_size out"
       )
 
 
@@ -472,7 +473,7 @@ def validate_sides(call: calls.DotCall) -> None:
   if not call.lhs.contracting:
     raise TypeError(
       f"{sides.who()}: dimension_numbers must name a contracting dimension, got"
-      f" {numbers}"
+      f" {numbers}; pass dequantized arrays to jax.lax.dot_general"
     )
   for side in (call.lhs, call.rhs):
     if side.format is not None:
@@ -594,7 +595,7 @@ def validate_values(side: sides.Side) -> None:
     allowed = " or ".join(dtype.name for dtype in format.storage_dtypes)
     raise TypeError(
       f"{sides.who()}: {name} values of {format} must be {allowed}, got"
-      f" {values.dtype}"
+      f" {values.dtype}{validation.values_remedy(values.dtype, format)}"
     )
 
 
@@ -608,6 +609,7 @@ def validate_scale(side: sides.Side, *, padded: bool = False) -> None:
     raise TypeError(
       f"{sides.who()}: {name} of {format} must be {format.scale_dtype.name},"
       f" got {scale.dtype}"
+      f"{validation.view_remedy(scale.dtype, format.scale_dtype)}"
     )
   validate_scale_rank(side)
   shape = side.shape
@@ -654,7 +656,8 @@ def validate_scale_rank(side: sides.Side) -> None:
     name = f"{side.name}_scale"
     raise TypeError(
       f"{sides.who()}: {name} must have the rank of {side.name}, got {name}"
-      f" {tuple(side.scale.shape)} for {side.name} {tuple(side.values.shape)}"
+      f" {tuple(side.scale.shape)} for {side.name} {tuple(side.values.shape)};"
+      " keep a dimension of size 1 where a scale covers the dimension"
     )
 
 
@@ -667,7 +670,8 @@ def _validate_padded_scale(side: sides.Side, expected: Sequence[int]) -> None:
     raise TypeError(
       f"{sides.who()}: padded {side.name}_scale for {side.name} {side.shape}"
       f" must have shape {tuple(expected)}, or more in dimensions that are not"
-      f" batch, got {tuple(side.scale.shape)}"
+      f" batch, got {tuple(side.scale.shape)}; leave block_size out if the"
+      " scale is not padded"
     )
 
 

@@ -211,7 +211,7 @@ def _layer_number(layer: Any, count: int) -> jax.Array:
   if not isinstance(layer, jax.core.Tracer) and not 0 <= int(layer) < count:
     raise ValueError(
       f"{WHO}: layer must be at least 0 and below the {count} layers of w_q,"
-      f" got {int(layer)}"
+      f" got {int(layer)}; count layers from 0"
     )
   return jnp.clip(number, 0, count - 1)
 
@@ -235,7 +235,8 @@ def _stacked_bias(bias: Any, rhs: Any) -> jax.Array | None:
   if tuple(bias.shape) != tuple(rhs.shape[:2]):
     raise TypeError(
       f"{WHO}: bias must have a row for each layer, shape (layers, n)"
-      f" {tuple(rhs.shape[:2])}, got {tuple(bias.shape)}"
+      f" {tuple(rhs.shape[:2])}, got {tuple(bias.shape)}; pass the biases of"
+      " all layers, or leave layer out and pass w_q[layer]"
     )
   return bias
 

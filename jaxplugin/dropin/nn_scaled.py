@@ -106,7 +106,8 @@ def scaled_matmul(
     )
   if (lhs.shape[0], lhs.shape[2]) != (rhs.shape[0], rhs.shape[2]):
     raise ValueError(
-      f"{who}: lhs and rhs must agree in batch and k, got {shapes}"
+      f"{who}: lhs and rhs must agree in batch and k, got {shapes}; pass rhs as"
+      " (batch, n, k)"
     )
   if lhs_scales.shape[2] != rhs_scales.shape[2]:
     raise ValueError(

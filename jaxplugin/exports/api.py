@@ -212,7 +212,7 @@ def _validate_platforms(platforms: Any) -> None:
   if not platforms or len({*platforms}) != len(platforms):
     raise ValueError(
       "export: platforms must have at least one name, each once, got"
-      f" {tuple(platforms)}"
+      f" {tuple(platforms)}; leave it out for this machine's platform"
     )
 
 

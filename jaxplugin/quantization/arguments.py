@@ -151,7 +151,8 @@ def validate(
 ) -> None:
   if isinstance(format, formats.UnquantizedFormat):
     raise TypeError(
-      f"{who}: format must be one that jaxplugin can quantize to, got {format}"
+      f"{who}: format must be one that jaxplugin can quantize to, got {format};"
+      " pass a BlockFormat such as jp.MXFP8"
     )
   validate_scale_rounding(who, scale_rounding, (format,))
   if format.is_square and x.ndim < 2:
@@ -212,7 +213,8 @@ def validate_batch_dims(
   if not error_context.is_integer(batch_dims) or not 0 <= batch_dims < ndim:
     raise ValueError(
       f"{who}: batch_dims must be a number of leading dimensions, less than"
-      f" x's rank {ndim}, got {error_context.shown(batch_dims)}"
+      f" x's rank {ndim}, got {error_context.shown(batch_dims)}; pass 1 for a"
+      " stack of layers"
     )
   if axis < batch_dims:
     raise ValueError(
@@ -251,7 +253,7 @@ def given_global_scale(
       wanted += f", or have the leading dimensions {tuple(batch)} of x"
     raise ValueError(
       f"{who}: global_scale must be {wanted}, got"
-      f" {global_scale.dtype}{list(shape)}"
+      f" {global_scale.dtype}{list(shape)}; leave it out to have it computed"
     )
   global_scale = global_scale.reshape(() if is_one else tuple(batch))
   wrong = validation.first_not_positive(given)

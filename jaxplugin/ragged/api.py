@@ -461,7 +461,8 @@ def _global_of_rhs(rhs: sides.Side) -> jax.Array | None:
   if any(size != 1 for size in scale.shape[1:]):
     raise TypeError(
       f"{sides.who()}: the global scale of rhs must be one number, or one per"
-      f" group with shape ({rhs.shape[0]}, 1, 1), got {tuple(scale.shape)}"
+      f" group with shape ({rhs.shape[0]}, 1, 1), got {tuple(scale.shape)};"
+      " quantize the weights with batch_dims=1"
     )
   return scale.reshape(-1)
 

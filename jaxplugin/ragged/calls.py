@@ -394,12 +394,14 @@ def validate_activation(activation: Any, columns: Any) -> None:
   if not error_context.is_one_of(activation, ACTIVATIONS):
     raise ValueError(
       f"{sides.who()}: activation must be None or one of"
-      f" {ACTIVATIONS}, got {error_context.shown(activation)}"
+      f" {ACTIVATIONS}, got {error_context.shown(activation)}; apply another"
+      " function to the result"
     )
   if activation in GATED and columns % 2:
     raise ValueError(
       f"{sides.who()}: activation {error_context.shown(activation)} needs an"
-      f" even n, half for the gate and half for the values, got n={columns}"
+      f" even n, half for the gate and half for the values, got n={columns};"
+      " join the weights of gate and values along n"
     )
 
 
@@ -443,5 +445,6 @@ def validate_bias(bias: Any, num_groups: Any, columns: Any) -> None:
   if tuple(bias.shape) != (num_groups, columns):
     raise TypeError(
       f"{sides.who()}: bias must have shape (groups, n), ({num_groups},"
-      f" {columns}), got {tuple(bias.shape)}"
+      f" {columns}), got {tuple(bias.shape)}; broadcast a bias that all groups"
+      " share"
     )

@@ -245,7 +245,8 @@ class Order:
     group = _in_range("rhs_group", numbers.rhs_group_dimensions, rhs.ndim)
     if len(ragged) != 1:
       raise TypeError(
-        f"{sides.who()}: one dimension of lhs must be ragged, got {ragged}"
+        f"{sides.who()}: one dimension of lhs must be ragged, got {ragged};"
+        " pass lhs_ragged_dimensions=(0,) for rows in groups"
       )
     if lhs_batch:
       raise NotImplementedError(
@@ -266,7 +267,7 @@ class Order:
       raise TypeError(
         f"{sides.who()}: rhs must have one group dimension, which is not"
         " contracted, or none if the ragged dimension is contracted, got"
-        f" {group}"
+        f" {group}; pass rhs_group_dimensions=(0,) or ()"
       )
     if is_contraction:
       return cls(

@@ -103,7 +103,8 @@ def quantize_dots(
   if where is not None and not callable(where):
     raise TypeError(
       f"{WHO}: where must be a function of a site or None, got"
-      f" {error_context.shown(where)}"
+      f" {error_context.shown(where)}; pass where=lambda site: ..., which"
+      " returns True, False or a recipe"
     )
   transform = sites.Transform(
     recipe=recipes.resolve(WHO, "recipe", recipe),
@@ -183,7 +184,8 @@ def _positions(params: Any) -> tuple[int | str, ...]:
     if not is_position and not isinstance(p, str):
       raise TypeError(
         f"{WHO}: params must be positions of arguments from 0, or their names,"
-        f" got {error_context.shown(params)}"
+        f" got {error_context.shown(params)}; pass params=0 if the first"
+        " argument has the parameters"
       )
   return positions
 

@@ -350,11 +350,14 @@ BAD_ARGUMENTS = {
   (TypeError, "where must be a function.*'x'"): (GOOD, {"where": "x"}),
   (TypeError, "key must be one key"): (GOOD, {"key": 1.5}),
   (TypeError, "params must be positions.*1.5"): (GOOD, {"params": (1.5,)}),
-  (TypeError, "params .* from 0, or their names, got -1$"): (
+  (TypeError, "params .* from 0, or their names, got -1; pass params=0 if"): (
     GOOD,
     {"params": -1},
   ),
-  (TypeError, r"params .* names, got \(0, -2\)$"): (GOOD, {"params": (0, -2)}),
+  (TypeError, r"params .* names, got \(0, -2\); pass"): (
+    GOOD,
+    {"params": (0, -2)},
+  ),
   (ValueError, "implementation .*'gpu'"): (GOOD, {"implementation": "gpu"}),
 }
 

@@ -416,7 +416,8 @@ class Transform:
     if answer is None:
       raise TypeError(
         f"{WHO}: where must return True, False or a recipe, got None for"
-        f" {site.name or 'a site'} at {site.source or 'an unknown line'}"
+        f" {site.name or 'a site'} at {site.source or 'an unknown line'};"
+        " return False to leave a matmul unquantized"
       )
     return recipes.resolve(WHO, "the result of where", answer), ""
 

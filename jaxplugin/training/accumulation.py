@@ -80,7 +80,8 @@ def accumulate(
   )
   if microbatches < 1:
     raise ValueError(
-      f"{_WHO}: microbatches must be at least 1, got {microbatches}"
+      f"{_WHO}: microbatches must be at least 1, got {microbatches}; pass 1 for"
+      " the whole batch at once"
     )
   if not error_context.is_one_of(reduction, _REDUCTIONS):
     raise ValueError(
@@ -214,7 +215,7 @@ class _Accumulation:
       if any(not -count <= number < count for number in numbers):
         raise ValueError(
           f"{_WHO}: {name} must be positions of the {count} arguments, got"
-          f" {given}"
+          f" {given}; pass the arguments of loss by position"
         )
       found.append(tuple(number % count for number in numbers))
     every = [number for numbers in found for number in numbers]

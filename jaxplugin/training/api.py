@@ -217,7 +217,8 @@ def _recipe_of_formats(given: dict[str, Any], weight: Any) -> recipes.Recipe:
   if missing:
     raise TypeError(
       "dot_general: lhs_format and rhs_format, or recipe, must be given, got no"
-      f" {' and no '.join(missing)}"
+      f" {' and no '.join(missing)}; pass recipe=jp.training.MXFP8_RECIPE, for"
+      " example"
     )
   resolved = {
     name: None
@@ -270,7 +271,8 @@ def _resolve_recipe(
   if weight not in _WEIGHTS:
     raise ValueError(
       'dot_general: weight must be "lhs", "rhs" or None, got'
-      f" {error_context.shown(weight)}"
+      f" {error_context.shown(weight)}; pass None if both operands are"
+      " activations"
     )
   if weight is None and recipe.activation_format is None:
     raise TypeError(

@@ -643,7 +643,10 @@ def promote_dtype(
     if inexact and not jnp.issubdtype(dtype, jnp.inexact):
       dtype = jnp.promote_types(jnp.float32, dtype)
   if inexact and not jnp.issubdtype(dtype, jnp.inexact):
-    raise ValueError(f"promote_dtype: dtype must be inexact, got {dtype}")
+    raise ValueError(
+      f"promote_dtype: dtype must be inexact, got {dtype}; pass inexact=False"
+      " for an integer dtype"
+    )
 
   def promoted(x: Any) -> Any:
     if x is None:

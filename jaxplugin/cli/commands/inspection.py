@@ -66,12 +66,12 @@ def _run_explain(args: argparse.Namespace) -> int:
   if args.file is not None and given:
     raise ValueError(
       "explain takes FILE, or a dot by its formats and sizes, not both: got"
-      f" {args.file} and {', '.join(given)}"
+      f" {args.file} and {', '.join(given)}; leave out one of them"
     )
   if args.file is None and missing:
     raise ValueError(
       "explain needs FILE, or a dot by --lhs, --rhs, -m, -n and -k: missing"
-      f" {', '.join(missing)}"
+      f" {', '.join(missing)}; see the examples of explain --help"
     )
   if args.file is not None:
     source = files.read(args.file)
