@@ -35,6 +35,19 @@ _MIB: Final = 1 << 20
 CPU_KERNELS: Final = "cpu-kernels"  # library of kernels/cpu
 JAX_TRITON: Final = "jax-triton"
 
+# The limit of the CPU kernels' instruction set (kernels/cpu/isa.cc). A name of
+# another architecture, or of the best kernels, sets none.
+_CPU_LIMIT: Final = "JAXPLUGIN_CPU_ISA"
+_CPU_LIMITS: Final = (
+  "amx_bf16",
+  "avx512_bf16",
+  "avx2",
+  "baseline",
+  "neon_i8mm",
+  "neon_dotprod",
+  "baseline_neon",
+)
+
 # The first cuDNN, and the first compute capability, with block-scaled matmuls.
 MIN_BLOCK_SCALED_CUDNN: Final[Version] = (9, 10, 0)
 MIN_BLOCK_SCALED_CAPABILITY: Final = (10, 0)
@@ -599,7 +612,18 @@ def _affinity_cores() -> int:
 
 @functools.cache
 def _local_cpu_kernels() -> tuple[str | None, int, str]:
-  """Returns instruction set and cores of CPU kernels, or why there are none."""
+  """Returns instruction set and cores of CPU kernels, or why there are none.
+
+  Raises:
+    ValueError: If the environment limits them by an unknown name, which the
+      library would ignore.
+  """
+  limit = os.environ.get(_CPU_LIMIT)
+  if limit and limit not in _CPU_LIMITS:
+    raise ValueError(
+      f"jaxplugin: {_CPU_LIMIT} must be one of {_CPU_LIMITS}, got {limit!r}."
+      " Unset the variable for no limit"
+    )
   try:
     loaded = library.load(jax.ffi.include_dir())
   except library.LibraryError as error:

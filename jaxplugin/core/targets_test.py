@@ -284,6 +284,13 @@ class DetectTargetTest(parameterized.TestCase):
       ),
     )
 
+  def test_unknown_limit_of_the_cpu_kernels_is_refused(self):
+    for name in ("AVX2", "avx512"):
+      limit = mock.patch.dict(os.environ, JAXPLUGIN_CPU_ISA=name)
+      rule = f"JAXPLUGIN_CPU_ISA must be one of .*'avx2', .*got '{name}'. Unse"
+      with limit, self.assertRaisesRegex(ValueError, rule):
+        targets._local_cpu_kernels.__wrapped__()
+
   def test_gpu_has_the_ptxas_of_launches_and_in_an_export_none(self):
     device = types.SimpleNamespace(
       device_kind="a GPU", compute_capability="12.0", core_count=8

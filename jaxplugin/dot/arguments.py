@@ -676,7 +676,7 @@ def _validate_padded_scale(side: sides.Side, expected: Sequence[int]) -> None:
 
 
 def validate_global_scale(scale: Any, shape: Sequence[int]) -> None:
-  """Raises TypeError unless a scale is scalar or broadcasts to the result."""
+  """Raises TypeError unless a scale is one number or fits the result."""
   if scale.ndim and (
     scale.ndim != len(shape)
     or any(
@@ -685,7 +685,7 @@ def validate_global_scale(scale: Any, shape: Sequence[int]) -> None:
     )
   ):
     raise TypeError(
-      f"{sides.who()}: global_scale of shape {tuple(scale.shape)} does not"
-      f" broadcast to the result's shape {tuple(shape)}; pass one number, or"
-      " size 1 in the dimensions in which it does not vary"
+      f"{sides.who()}: global_scale must have one element, or the rank of the"
+      f" result {tuple(shape)} and size 1 where it does not vary, got shape"
+      f" {tuple(scale.shape)}; reshape it"
     )

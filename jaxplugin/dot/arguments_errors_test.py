@@ -412,7 +412,7 @@ class MalformedCallTest(parameterized.TestCase):
     arrays = {**WELL_FORMED(), **mx_lhs(2, 64)}
     function = lambda g: jp.block_scaled_dot(**arrays, global_scale=g)
     with self.assertRaisesRegex(
-      TypeError, re.escape(f"global_scale of shape {shape}")
+      TypeError, re.escape(f"got shape {shape}; reshape it")
     ):
       jax.vmap(function)(f32(2, *shape))
 
