@@ -624,6 +624,8 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
   elif isinstance(x, dict):
     remedy = "; map the function over a tree with jax.tree.map"
   else:
+    if isinstance(x, np.ndarray):
+      remedy = "; cast it to a dtype that JAX has, such as float32"
     try:
       if isinstance(x, np.ndarray):
         if not x.dtype.isnative:

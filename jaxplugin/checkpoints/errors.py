@@ -28,6 +28,11 @@ def fault(path: pathlib.Path, rule: str) -> CheckpointError:
   return CheckpointError(f"{path}: {rule}")
 
 
+def malformed(path: pathlib.Path, rule: str) -> CheckpointError:
+  """Returns `fault` with a remedy for a file that breaks its own format."""
+  return fault(path, f"{rule}; download the file, or write it, again")
+
+
 def open_regular(path: pathlib.Path) -> BinaryIO:
   """Opens a file for reading.
 

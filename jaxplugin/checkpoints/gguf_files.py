@@ -152,7 +152,9 @@ def _tensors(
 ) -> stored.StoredTensors:
   """Returns the tensors that a header describes."""
   if header.bytes(len(_MAGIC)) != _MAGIC:
-    raise errors.fault(path, f"a GGUF file must begin with {_MAGIC.decode()}")
+    raise errors.malformed(
+      path, f"a GGUF file must begin with {_MAGIC.decode()}"
+    )
   version = header.number("I")
   if version not in _VERSIONS:
     hint = "; convert it to little-endian" if not version & 0xFFFF else ""
@@ -162,7 +164,7 @@ def _tensors(
   for _ in range(value_count):
     name = header.string()
     if name in values:
-      raise errors.fault(
+      raise errors.malformed(
         path, f"{name!r}: metadata must have one value, got two"
       )
     values[name] = header.value(name)
@@ -171,7 +173,7 @@ def _tensors(
   # bit_count ignores the sign, and a negative alignment rounds the first byte
   # of the tensors down, into the header.
   if not _is_count(alignment) or alignment.bit_count() != 1:
-    raise errors.fault(
+    raise errors.malformed(
       path, f"{_ALIGNMENT} must be a positive power of two, got {alignment!r}"
     )
   metadata: dict[str, str] = {}
@@ -179,14 +181,14 @@ def _tensors(
     count = values[SPLIT_COUNT]
     if not _is_count(count):
       rule = f"{SPLIT_COUNT} must be an integer from 0, got {count!r}"
-      raise errors.fault(path, rule)
+      raise errors.malformed(path, rule)
     metadata[SPLIT_COUNT] = str(count)
   start = -(-header.at // alignment) * alignment
   tensors: dict[str, stored.StoredTensor] = {}
   misfits: dict[str, str] = {}
   for name, shape, number, offset in infos:
     if name in tensors or name in misfits:
-      raise errors.fault(path, f"two tensors are called {name!r}")
+      raise errors.malformed(path, f"two tensors are called {name!r}")
     try:
       tensors[name] = _tensor(path, name, shape, number, start + offset, size)
     except errors.CheckpointError as error:
@@ -207,7 +209,7 @@ def _info(
   """Returns a tensor's name, sizes, type and offset."""
   name, rank = header.string(), header.number("I")
   if rank > _MAX_RANK:
-    raise errors.fault(
+    raise errors.malformed(
       path, f"{name!r}: rank must be at most {_MAX_RANK}, got {rank}"
     )
   shape = [header.number("Q") for _ in range(rank)]
@@ -227,11 +229,11 @@ def _tensor(
   type_name, block, block_bytes = gguf_blocks.ALL_TYPES[number]
   count = math.prod(shape)
   if math.prod(x for x in shape if x) * block_bytes > _MAX_SIZE:
-    raise errors.fault(
+    raise errors.malformed(
       path, f"{name!r}: shape must have less than 2^63 bytes, got {list(shape)}"
     )
   if (shape[-1] if shape else 1) % block:
-    raise errors.fault(
+    raise errors.malformed(
       path,
       f"{name!r}: rows of {type_name} must have whole blocks of {block}, got"
       f" shape {list(shape)}",

@@ -92,7 +92,7 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
   metadata = header.pop(METADATA, None)
   metadata = {} if metadata is None else metadata  # MLX writes null
   if not _is_strings(metadata):
-    raise errors.fault(path, f"{METADATA} must be an object of strings")
+    raise errors.malformed(path, f"{METADATA} must be an object of strings")
   start = SIZE_BYTES + length
   mapped = stored.MappedFile(path, size)
   spans: dict[str, tuple[int, int]] = {}
@@ -142,9 +142,9 @@ def read_weight_map(path: pathlib.Path) -> dict[str, str]:
   """
   weight_map: Any = stored.read_object(path).get("weight_map")
   if not _is_strings(weight_map):
-    raise errors.fault(path, "weight_map must be an object of strings")
+    raise errors.malformed(path, "weight_map must be an object of strings")
   if not weight_map:
-    raise errors.fault(
+    raise errors.malformed(
       path, "weight_map must name at least one tensor, got none"
     )
   return {name: _beside(path, file) for name, file in weight_map.items()}
@@ -203,7 +203,7 @@ def _beside(path: pathlib.Path, file: str) -> str:
     or "\\" in file
     or not file.endswith(SUFFIX)
   ):
-    raise errors.fault(
+    raise errors.malformed(
       path,
       "weight_map must have names of safetensors files in its own folder, got"
       f" {file!r}",
@@ -226,20 +226,20 @@ def _unknown_dtype(
 def _span(path: pathlib.Path, name: str, entry: Any) -> tuple[int, int]:
   """Returns first and last offset of a tensor, after checks of its fields."""
   if not isinstance(entry, dict) or set(entry) != _FIELDS:
-    raise errors.fault(
+    raise errors.malformed(
       path, f"{name!r}: it must have exactly {sorted(_FIELDS)}"
     )
   dtype, shape, span = (entry[x] for x in ("dtype", "shape", "data_offsets"))
   if not isinstance(dtype, str):
     raise _unknown_dtype(path, name, dtype)
   if not _is_sizes(shape) or len(shape) > _MAX_RANK:
-    raise errors.fault(
+    raise errors.malformed(
       path,
       f"{name!r}: shape must have at most {_MAX_RANK} sizes, each 0 or more,"
       f" got {_short(shape)}",
     )
   if not _is_sizes(span) or len(span) != 2 or span[0] > span[1]:
-    raise errors.fault(
+    raise errors.malformed(
       path,
       f"{name!r}: data_offsets must be [begin, end] with 0 <= begin <= end, got"
       f" {_short(span)}",
@@ -260,7 +260,7 @@ def _require_no_holes(
   end = 0
   for name, span in sorted(spans.items(), key=lambda item: item[1]):
     if span[0] != end:
-      raise errors.fault(
+      raise errors.malformed(
         path,
         f"{name!r}: tensors must be contiguous, and the previous one ends at"
         f" {end}, got data_offsets {list(span)}",
@@ -290,12 +290,12 @@ def _tensor(
   bits = BITS.get(type_name, 8 * dtype.itemsize)
   # NumPy refuses shapes beyond 2^63 even if another size is 0.
   if math.prod(size for size in sizes if size) * bits > _MAX_SIZE:
-    raise errors.fault(
+    raise errors.malformed(
       path, f"{name!r}: shape must have less than 2^63 bits, got {sizes}"
     )
   count = math.prod(sizes) * bits
   if count != 8 * (span[1] - span[0]):
-    raise errors.fault(
+    raise errors.malformed(
       path,
       f"{name!r}: {type_name}{sizes} must have {count / 8:g} bytes, got"
       f" data_offsets {span}",
@@ -303,7 +303,7 @@ def _tensor(
   shape = tuple(sizes)
   if type_name in BITS:
     if not sizes or sizes[-1] * bits % 8:
-      raise errors.fault(
+      raise errors.malformed(
         path,
         f"{name!r}: rows of {type_name} must be whole bytes, got shape {sizes}",
       )

@@ -82,7 +82,7 @@ def require_new(who: str, target: pathlib.Path) -> None:
     )
   if not target.parent.is_dir():
     raise errors.CheckpointError(
-      f"{who}: {target.parent} must be an existing folder"
+      f"{who}: {target.parent} must be an existing folder; create it first"
     )
 
 
