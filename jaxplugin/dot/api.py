@@ -73,7 +73,7 @@ def block_scaled_dot(
     rhs: the same, [..., n, k] or [n, k].
     lhs_scale, rhs_scale: f8e8m0fnu[..., m, k / 32]; NVFP4: f8e4m3fn[..., m, k /
       16], >= 0.
-    global_scale: f32[], or f32 of the result's rank that broadcasts to it.
+    global_scale: f32[], or of the result's rank.
     dimension_numbers: as for `lax.dot_general`. Default: contract the last
       dimensions; leading ones are batch, or rows if rhs has rank 2.
     preferred_element_type: f32, bf16 or f16.
