@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, Final
 
 from jaxplugin.core import targets
@@ -167,19 +166,18 @@ def add_values(
   helps: Mapping[str, str],
   *,
   type: Callable[[str], Any] = str,
-  defaults: Sequence[Any] = (),
+  **defaults: Any,
 ) -> None:
   """Adds arguments with a value.
 
   Args:
     helps: their help, by "--name METAVAR".
-    defaults: of the first arguments; the others have None.
+    defaults: by name; the others have None.
   """
-  for (name, text), default in itertools.zip_longest(helps.items(), defaults):
+  for name, text in helps.items():
     flag, metavar = name.split()
-    command.add_argument(
-      flag, metavar=metavar, type=type, default=default, help=text
-    )
+    command.add_argument(flag, metavar=metavar, type=type, help=text)
+  command.set_defaults(**defaults)
 
 
 def add_gpu(

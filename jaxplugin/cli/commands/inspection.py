@@ -109,7 +109,7 @@ def _add_repro_arguments(command: argparse.ArgumentParser) -> None:
   )
   text = "seed of data that the file does not have; default: 0"
   arguments.add_values(
-    command, {"--seed N": text}, type=arguments.size(0), defaults=[0]
+    command, {"--seed N": text}, type=arguments.size(0), seed=0
   )
   arguments.add_json(command)
 

@@ -40,7 +40,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   )
   text = f"formats to compare with the first; default: {_DEFAULT_FORMATS}"
   arguments.add_values(
-    command, {"--formats LIST": text}, defaults=[_DEFAULT_FORMATS]
+    command, {"--formats LIST": text}, formats=_DEFAULT_FORMATS
   )
   arguments.add_switches(
     command,
@@ -92,7 +92,8 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
       " default: %(default)s",
       "--cudnn VERSION": "the cuDNN version to assume; default: %(default)s",
     },
-    defaults=("b200", "9.13"),
+    target="b200",
+    cudnn="9.13",
   )
   arguments.add_json(command)
 

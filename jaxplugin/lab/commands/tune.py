@@ -115,10 +115,10 @@ def _add_limits(limits: argparse._ActionsContainer) -> None:
       "--budget S": "seconds for all problems; the next run does the rest",
     },
     type=float,
-    defaults=(
-      *(operation.MARGIN, _DEFAULTS.seconds, _DEFAULTS.timing_seconds),
-      _DEFAULTS.memory_bytes / _GB,
-    ),
+    margin=operation.MARGIN,
+    deadline=_DEFAULTS.seconds,
+    seconds=_DEFAULTS.timing_seconds,
+    memory=_DEFAULTS.memory_bytes / _GB,
   )
   cores = 2
   if hasattr(os, "sched_getaffinity"):
@@ -133,7 +133,9 @@ def _add_limits(limits: argparse._ActionsContainer) -> None:
       " default: %(default)g",
     },
     type=arguments.size(1),
-    defaults=(cores, _DEFAULTS.rounds, _DEFAULTS.processes),
+    workers=cores,
+    rounds=_DEFAULTS.rounds,
+    processes=_DEFAULTS.processes,
   )
 
 
