@@ -35,17 +35,11 @@ _MIB: Final = 1 << 20
 CPU_KERNELS: Final = "cpu-kernels"  # library of kernels/cpu
 JAX_TRITON: Final = "jax-triton"
 
-# The limit of the CPU kernels' instruction set (kernels/cpu/isa.cc). A name of
-# another architecture, or of the best kernels, sets none.
+# The limit of the CPU kernels' instruction set. kernels/cpu/isa.cc ignores
+# "avx512".
 _CPU_LIMIT: Final = "JAXPLUGIN_CPU_ISA"
-_CPU_LIMITS: Final = (
-  "amx_bf16",
-  "avx512_bf16",
-  "avx2",
-  "baseline",
-  "neon_i8mm",
-  "neon_dotprod",
-  "baseline_neon",
+_CPU_LIMITS: Final = tuple(
+  name for name in library.INSTRUCTION_SETS if name != "avx512"
 )
 
 # The first cuDNN, and the first compute capability, with block-scaled matmuls.

@@ -78,17 +78,6 @@ _SCALES: Final = {
 # Kernels read blocks of a multiple of this size, or blocks of a whole row.
 _BLOCK_GRANULE: Final = 16
 _MAX_FRACTION_BITS: Final = 8
-# The `isa` attribute of the handlers, by the value of `Target.cpu_kernels`.
-_INSTRUCTION_SETS: Final = {
-  "baseline": 1,
-  "baseline_neon": 1,
-  "avx2": 2,
-  "avx512": 3,
-  "avx512_bf16": 4,
-  "amx_bf16": 5,
-  "neon_dotprod": 6,
-  "neon_i8mm": 7,
-}
 BEST_ISA: Final = 0  # value of `isa` that selects the machine's best one
 _PLAIN_BLOCK_SIZE: Final = 32  # passed for an operand without scale; not read
 _MAX_ERROR_BYTES: Final = 512
@@ -242,7 +231,7 @@ def dot_numbers(
     sizes: m, n, k of operands [m, k] and [n, k].
   """
   values, block_sizes, scales = zip(*map(_numbers, operands), strict=True)
-  isa = _INSTRUCTION_SETS.get(instruction_set, -1)
+  isa = library.INSTRUCTION_SETS.get(instruction_set, -1)
   return (isa, *values, *block_sizes, *sizes, *scales)
 
 

@@ -38,6 +38,17 @@ LIBRARY_NAME: Final = (
 FAILURE_NAME: Final = "BUILD_FAILED.txt"
 DISTRIBUTION: Final = "jaxplugin"
 API_HEADER: Final = "xla/ffi/api/c_api.h"
+# The `isa` attribute of the handlers, by the name of an instruction set.
+INSTRUCTION_SETS: Final = {
+  "baseline": 1,
+  "baseline_neon": 1,
+  "avx2": 2,
+  "avx512": 3,
+  "avx512_bf16": 4,
+  "amx_bf16": 5,
+  "neon_dotprod": 6,
+  "neon_i8mm": 7,
+}
 HANDLERS: Final = (
   "jaxplugin_block_scaled_dot",
   "jaxplugin_quantize",
