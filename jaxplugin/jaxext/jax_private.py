@@ -381,8 +381,8 @@ class Snapshot:
   """Contexts under which a function is traced.
 
   Attributes:
-    everything: (name, value) of each context in `jit`'s cache key, maybe
-      without contexts of devices and meshes. A name may occur several times.
+    everything: (name, value) of contexts in `jit`'s cache key. `snapshot` may
+      leave out those of devices and meshes. A name may occur several times.
     own: values of the contexts that `make` made, in order.
   """
 

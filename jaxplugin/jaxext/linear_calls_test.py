@@ -18,7 +18,7 @@ RNG = np.random.default_rng(5)
 X = RNG.normal(size=(3, 4)).astype(np.float32)
 A = RNG.normal(size=(5, 4)).astype(np.float32)
 G = RNG.normal(size=(3, 5)).astype(np.float32)
-Q2 = np.arange(4, dtype=np.float32)
+ROW = np.arange(4, dtype=np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +72,9 @@ class TracedTest(absltest.TestCase):
     spec = jax.sharding.PartitionSpec("i")
     mapped = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec)
     with jax.default_matmul_precision("highest"):
-      traced = jax.jit(mapped).trace(Q2)
+      traced = jax.jit(mapped).trace(ROW)
     self.assertEqual(Scaled.traced, [])
-    np.testing.assert_array_equal(traced.lower().compile()(Q2), 2 * Q2)
+    np.testing.assert_array_equal(traced.lower().compile()(ROW), 2 * ROW)
     self.assertEqual(Scaled.traced, ["highest"])
 
   def test_equal_values_are_traced_once(self):

@@ -228,15 +228,20 @@ def sub_jaxprs(eqn: Any) -> list[Any]:
 
 def jaxprs_of(value: Any) -> Iterator[Any]:
   """Yields the open jaxprs in nested tuples and lists."""
+  for jaxpr in stored_jaxprs(value):
+    is_closed = isinstance(jaxpr, extend_core.ClosedJaxpr)
+    yield jaxpr.jaxpr if is_closed else jaxpr
+
+
+def stored_jaxprs(value: Any) -> Iterator[Any]:
+  """Yields the jaxprs in nested tuples and lists, closed if they are."""
   if isinstance(value, linear_calls.Operations):
-    value = value.jaxpr
-  if isinstance(value, extend_core.ClosedJaxpr):
     yield value.jaxpr
-  elif isinstance(value, extend_core.Jaxpr):
+  elif isinstance(value, (extend_core.ClosedJaxpr, extend_core.Jaxpr)):
     yield value
   elif isinstance(value, (tuple, list)):
     for item in value:
-      yield from jaxprs_of(item)
+      yield from stored_jaxprs(item)
 
 
 def _devices_of(jaxpr: Any) -> int:

@@ -125,14 +125,9 @@ def constants(jaxpr: Any) -> list[Any]:
 
 def _jaxprs(eqn: Any) -> list[Any]:
   """Returns the jaxprs of an equation, closed if they are."""
-  kinds = (extend_core.ClosedJaxpr, extend_core.Jaxpr)
-  found = []
-  for value in eqn.params.values():
-    if isinstance(value, linear_calls.Operations):
-      value = value.jaxpr
-    several = value if isinstance(value, (tuple, list)) else (value,)
-    found += [x for x in several if isinstance(x, kinds)]
-  return found
+  return [
+    j for value in eqn.params.values() for j in program.stored_jaxprs(value)
+  ]
 
 
 def _used(jaxpr: Any, outvars: Sequence[Any]) -> list[Any]:
