@@ -146,7 +146,7 @@ class CacheTest(parameterized.TestCase):
     model = variant("f32 scan")
     padded = np.pad(TOKENS[:1], ((0, 0), (3, 0)), constant_values=7)
     rows = np.concatenate([padded, np.arange(12)[None]])
-    # Parts of other tests, which share their programs.
+    # Other tests compile programs for parts of these sizes.
     actual = all_logits(model, rows, [7, *[1] * 5], start=[3, 0])[:1, 3:]
     expected = reference(model, TOKENS[:1])
     self.assertLess(relative(actual, expected), F32_TOLERANCE)

@@ -34,7 +34,7 @@ def write(
 ):
   """Writes a model of random numbers, and returns them in f32 by name.
 
-  Of each weight it returns the first 128 rows, which the others repeat.
+  It returns the first 128 rows of each weight. The other rows repeat them.
   """
   writer = gguf.GGUFWriter(path, arch)
   writer.add_embedding_length(width)
