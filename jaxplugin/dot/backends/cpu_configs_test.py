@@ -183,7 +183,7 @@ class ServedTest(parameterized.TestCase):
     ("avx512_bf16", jp.FP8_1X128, jp.FP8_1X128, 64, 4096, "float_avx512"),
     ("avx512", jp.MXFP8, jp.MXFP8, 4, 4096, "few_rows_avx2"),
     ("avx2", jp.MXFP8, jp.MXFP8, 5, 4096, "float_avx2"),
-    ("avx2", jp.NVFP4, jp.NVFP4, 4, 4096, "integer_avx2"),
+    ("avx2", jp.NVFP4, jp.NVFP4, 4, 4096, "few_rows_avx2"),
     ("baseline_neon", jp.NVFP4, jp.NVFP4, 4, 4096, "f32"),
     ("neon_dotprod", jp.NVFP4, jp.NVFP4, 4, 4096, "neon_integers"),
     ("neon_dotprod", jp.MXFP4, jp.INT4_128, 128, 4096, "neon_integers"),

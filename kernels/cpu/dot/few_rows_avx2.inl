@@ -17,11 +17,54 @@ constexpr int64_t kTotaled = 4;
 // Values of a row whose scales are decoded together.
 constexpr int64_t kFewRowsChunk = kUnpackMax;
 constexpr int64_t kScalesPerChunk = kFewRowsChunk / 16;
+// Floats from the scales of a row to those of the next row. The 8 extra floats
+// are for loads of four that begin at the last ones.
+constexpr int64_t kScaleRow = kScalesPerChunk + 8;
+// Bytes of several rows in a chunk: half of L1.
+constexpr int64_t kChunkBytes = 16 << 10;
 // The prefetch distance in values. It covers the latency of memory.
 constexpr int64_t kPrefetchValues = 4096;
 
-// The operands, and the layout of the few rows in scratch memory: groups,
-// padded with zeros.
+// The sums of blocks of nibbles, from words that each sum four products of one
+// block: the even and the odd bytes of a group, which maddubs has added in pairs.
+template <int kBlock>
+struct BlockSums {
+  static constexpr int kGroups = kBlock == 32 ? 4 : 2;  // groups of 8 blocks
+
+  // Adds the words of two groups. A word sums 8 products, which do not overflow:
+  // a biased nibble is at most 24, and an integer of x at least -128.
+  JAXPLUGIN_ALWAYS_INLINE static __m256i OfTwo(__m256i a, __m256i b) {
+    __m256i first, second;
+    if constexpr (kBlock == 32) {
+      first = _mm256_unpacklo_epi32(a, b);
+      second = _mm256_unpackhi_epi32(a, b);
+    } else {
+      const __m256 x = _mm256_castsi256_ps(a), y = _mm256_castsi256_ps(b);
+      first = _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0x88));
+      second = _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd));
+    }
+    return _mm256_madd_epi16(_mm256_add_epi16(first, second),
+                             _mm256_set1_epi16(1));
+  }
+
+  // The same for what OfTwo returned. Unused for blocks of 16.
+  JAXPLUGIN_ALWAYS_INLINE static __m256i OfFour(__m256i a, __m256i b) {
+    return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b),
+                            _mm256_unpackhi_epi64(a, b));
+  }
+
+  // The order of the blocks.
+  JAXPLUGIN_ALWAYS_INLINE static __m256 InOrder(__m256 blocks) {
+    const __m256i order = kBlock == 32
+                              ? _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7)
+                              : _mm256_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7);
+    return _mm256_permutevar8x32_ps(blocks, order);
+  }
+};
+
+// The operands, and the layout of the few rows in scratch memory. The rows of a
+// pass are interleaved: [step][row][...]. Rows at multiples of 4096 bytes would
+// be slow to read. They are padded with zeros.
 struct FewRowsProblem {
   const Operand& x;
   const Operand& weights;
@@ -32,7 +75,9 @@ struct FewRowsProblem {
   // Floats have a larger row_shift than quantized rows, because their range is
   // checked.
   int row_shift;
-  int64_t groups;  // groups of a row
+  int64_t step_groups;  // groups of a step, see FewRowsSums
+  int64_t steps;        // steps of a row
+  int64_t step_pieces;  // pieces of a step
 
   FewRowsProblem(const Operand& rows, const Operand& other)
       : x(rows), weights(other) {
@@ -41,23 +86,28 @@ struct FewRowsProblem {
     row_shift = ValueShift(weights.format) <= 0 ? 0
                 : IsPlain(x.format)             ? 90
                                                 : 60;
-    groups = Max(CeilDiv(x.k, GroupValues(weights.format)), 1);
+    step_groups = !HasNibbles()              ? 1
+                  : PieceOf(weights) == 32 ? BlockSums<32>::kGroups
+                                           : BlockSums<16>::kGroups;
+    const int64_t values = step_groups * GroupValues(weights.format);
+    steps = Max(CeilDiv(x.k, values), 1);
+    step_pieces = values / PieceOf(weights);
   }
+  bool HasNibbles() const { return is_integer && IsPacked(weights.format); }
   int ScaleShift() const {
     return is_integer ? UnitExponent(weights)
                       : ValueShift(weights.format) - row_shift -
                             weights.fraction_bits;
   }
-  // The layout of integer rows is [group][IntegerBytes], then a scale for each
-  // piece of the weights. A group is [32 even bytes, 32 odd bytes, 16 words of
-  // corrections], or for int8 weights [16 even words, 16 odd words].
-  static constexpr int64_t IntegerBytes(Format weights) {
-    return IsPacked(weights) ? 96 : 64;
+  // Bytes of a row in a step. For nibbles these are [pair of groups][group]
+  // [32 even bytes, 32 odd bytes] and 8 corrections, for int8 weights [16 even
+  // words, 16 odd words].
+  int64_t StepBytes() const {
+    return HasNibbles()  ? step_groups * 64 + 32
+           : is_integer ? 64
+                        : GroupValues(weights.format) * 4;
   }
-  int64_t ScalesOffset() const { return groups * IntegerBytes(weights.format); }
-  int64_t Pieces() const {
-    return groups * (GroupValues(weights.format) / PieceOf(weights));
-  }
+  int64_t Pieces() const { return steps * step_pieces; }
   // The number of weight rows whose scales are decoded together. Integer rows
   // repeat their scales for each of them. Over one weight row at a time, rows in
   // int8 and f32, one Zen 3 core (2026-11):
@@ -71,25 +121,37 @@ struct FewRowsProblem {
     const int64_t rows = kScalesPerChunk / Pieces();
     return rows >= kTotaled ? rows / kTotaled * kTotaled : 1;
   }
-  int64_t RowBytes() const {
-    if (!is_integer) return groups * GroupValues(weights.format) * 4;
-    return ScalesOffset() + RoundUp(ScaledTogether() * Pieces() * 4, 32);
+  // Scales of integer rows follow the steps of all rows: [step][row][8] for
+  // nibbles, otherwise a row for each of ScaledTogether.
+  int64_t ScaleFloats() const {
+    if (!is_integer) return 0;
+    return HasNibbles() ? Pieces() : RoundUp(ScaledTogether() * Pieces(), 8);
   }
+  int64_t RowBytes() const { return steps * StepBytes() + ScaleFloats() * 4; }
 
-  // Writes a row to `out`. Returns false if a float is outside the range that
-  // row_shift allows.
-  bool Prepare(int64_t row, uint8_t* out) const {
-    if (is_integer) {
-      PrepareIntegers(row, out);
-      return true;
+  // Writes row `r` of the `rows` rows of a pass to `out`. Returns false if a float
+  // is outside the range that row_shift allows.
+  bool Prepare(int64_t row, int64_t r, int64_t rows, uint8_t* out) const {
+    if (!is_integer) return PrepareFloats(row, r, rows, out);
+    const int64_t step = rows * StepBytes();
+    const auto scale = reinterpret_cast<float*>(out + steps * step);
+    if (!HasNibbles()) {
+      PrepareBytes(row, step, out + r * StepBytes());
+      PrepareScales(row, scale + r * ScaleFloats());
+    } else if (step_groups == BlockSums<32>::kGroups) {
+      PrepareNibbles<32>(row, r, rows, out, scale);
+    } else {
+      PrepareNibbles<16>(row, r, rows, out, scale);
     }
-    return PrepareFloats(row, reinterpret_cast<float*>(out));
+    return true;
   }
 
-  bool PrepareFloats(int64_t row, float* out) const {
+  bool PrepareFloats(int64_t row, int64_t r, int64_t rows,
+                     uint8_t* to) const {
     const int64_t group = GroupValues(weights.format);
     const int pairs = GroupPairs(weights.format);
     const float factor = AsFloat(static_cast<uint32_t>(127 + row_shift) << 23);
+    float* out = reinterpret_cast<float*>(to) + r * group;
     uint8_t index[64];
     for (int p = 0, at = 0; p < pairs; ++p) {
       for (int half = 0; half < 2; ++half) {
@@ -100,10 +162,10 @@ struct FewRowsProblem {
       }
     }
     uint32_t outside = 0;
-    for (int64_t k0 = 0; k0 < groups * group; k0 += kFewRowsChunk) {
+    for (int64_t k0 = 0; k0 < steps * group; k0 += kFewRowsChunk) {
       float natural[kFewRowsChunk];
       const int64_t count = Max(Min(kFewRowsChunk, x.k - k0), 0);
-      const int64_t padded = Min(kFewRowsChunk, groups * group - k0);
+      const int64_t padded = Min(kFewRowsChunk, steps * group - k0);
       UnpackRun(x, row, k0, count, Order::kNatural, 0, natural);
       for (int64_t i = count; i < padded; ++i) natural[i] = 0;
       for (int64_t i = 0; i < padded; ++i) {
@@ -113,50 +175,82 @@ struct FewRowsProblem {
                    ((magnitude > (159u << 23)) & (magnitude < kInfinity));
         natural[i] *= factor;
       }
-      for (int64_t g = 0; g < padded; g += group) {
-        for (int i = 0; i < group; ++i) out[k0 + g + i] = natural[g + index[i]];
+      for (int64_t g = 0; g < padded; g += group, out += rows * group) {
+        for (int i = 0; i < group; ++i) out[i] = natural[g + index[i]];
       }
     }
     return !IsPlain(x.format) || weights.format == Format::kE2M1 ||
            outside == 0;
   }
 
-  void PrepareIntegers(int64_t row, uint8_t* out) const {
+  void PrepareBytes(int64_t row, int64_t step, uint8_t* out) const {
     const NibbleTables tables(x.format, x.codebook);
-    const __m256i ones = _mm256_set1_epi8(1);
-    const __m256i bias =
-        _mm256_set1_epi16(static_cast<short>(-Bias(weights.format)));
-    for (int64_t g = 0; g < groups; ++g) {
+    for (int64_t g = 0; g < steps; ++g, out += step) {
       __m256i bytes[2];
       ReadIntegers(x, row, g * GroupValues(weights.format), tables, bytes);
-      __m256i* at = reinterpret_cast<__m256i*>(
-          out + IntegerBytes(weights.format) * g);
-      if (!IsPacked(weights.format)) {
-        for (int odd = 0; odd < 2; ++odd) {
-          _mm256_store_si256(
-              at + odd,
-              _mm256_cvtepi8_epi16(_mm256_castsi256_si128(bytes[odd])));
-        }
-        continue;
+      for (int odd = 0; odd < 2; ++odd) {
+        _mm256_store_si256(
+            reinterpret_cast<__m256i*>(out) + odd,
+            _mm256_cvtepi8_epi16(_mm256_castsi256_si128(bytes[odd])));
+      }
+    }
+  }
+
+  template <int kBlock>
+  void PrepareNibbles(int64_t row, int64_t r, int64_t rows, uint8_t* out,
+                      float* scale_out) const {
+    using Sums = BlockSums<kBlock>;
+    const NibbleTables tables(x.format, x.codebook);
+    const __m256i ones = _mm256_set1_epi8(1);
+    for (int64_t s = 0; s < steps; ++s, out += rows * StepBytes()) {
+      __m256i words[Sums::kGroups];
+      for (int i = 0; i < Sums::kGroups; ++i) {
+        __m256i bytes[2];
+        ReadIntegers(x, row,
+                     (s * Sums::kGroups + i) * GroupValues(weights.format),
+                     tables, bytes);
+        __m256i* at = reinterpret_cast<__m256i*>(
+            out + (i / 2 * rows + r) * 128 + i % 2 * 64);
+        _mm256_store_si256(at, bytes[0]);
+        _mm256_store_si256(at + 1, bytes[1]);
+        words[i] = _mm256_add_epi16(_mm256_maddubs_epi16(ones, bytes[0]),
+                                    _mm256_maddubs_epi16(ones, bytes[1]));
       }
       // The weights' bytes are biased, so that they are unsigned.
-      const __m256i sums =
-          _mm256_add_epi16(_mm256_maddubs_epi16(ones, bytes[0]),
-                           _mm256_maddubs_epi16(ones, bytes[1]));
-      _mm256_store_si256(at, bytes[0]);
-      _mm256_store_si256(at + 1, bytes[1]);
-      _mm256_store_si256(at + 2, _mm256_mullo_epi16(sums, bias));
-    }
-    float* scale = reinterpret_cast<float*>(out + ScalesOffset());
-    const int64_t columns = Pieces();
-    const int64_t per_scale = PieceOf(x) / PieceOf(weights);
-    for (int64_t i = 0; i < columns; i += per_scale) {
-      const int64_t column = i / per_scale;
-      float s = 0;
-      if (column < PiecesOf(x)) {
-        DecodeScales(x, row, column, 1, UnitExponent(x), &s);
+      __m256i sums = Sums::OfTwo(words[0], words[1]);
+      if constexpr (Sums::kGroups == 4) {
+        sums = Sums::OfFour(sums, Sums::OfTwo(words[2], words[3]));
       }
-      for (int64_t j = i; j < Min(i + per_scale, columns); ++j) scale[j] = s;
+      const __m256i bias = _mm256_set1_epi32(-Bias(weights.format));
+      _mm256_store_si256(
+          reinterpret_cast<__m256i*>(out + Sums::kGroups * 64 * rows + r * 32),
+          _mm256_mullo_epi32(sums, bias));
+      alignas(32) float scale[8];
+      EightScales(row, s * 8, scale);
+      _mm256_store_ps(scale_out + (s * rows + r) * 8,
+                      Sums::InOrder(_mm256_load_ps(scale)));
+    }
+  }
+
+  // Writes the scales of a row at 8 pieces of the weights, which are 0 past the
+  // end.
+  void EightScales(int64_t row, int64_t piece, float* out) const {
+    const int64_t each = PieceOf(x) / PieceOf(weights);
+    const int64_t column = piece / each;
+    const int64_t count = Max(Min(8 / each, PiecesOf(x) - column), 0);
+    float scale[8];
+    DecodeScales(x, row, column, count, UnitExponent(x), scale);
+    for (int64_t i = 0; i < 8; ++i) {
+      out[i] = i / each < count ? scale[i / each] : 0;
+    }
+  }
+
+  void PrepareScales(int64_t row, float* scale) const {
+    const int64_t columns = Pieces();
+    for (int64_t i = 0; i < columns; i += 8) {
+      float some[8];
+      EightScales(row, i, some);
+      __builtin_memcpy(scale + i, some, Min(8, columns - i) * 4);
     }
     for (int64_t i = columns; i < ScaledTogether() * columns; ++i) {
       scale[i] = scale[i - columns];
@@ -164,29 +258,36 @@ struct FewRowsProblem {
   }
 };
 
-// Multiplies a group of a weight row with kRows rows. `scale` has the scales of
-// the group's blocks.
+// Multiplies a group of a weight row with kRows rows of floats. `scale` has the
+// scales of the group's blocks.
 template <Format kFormat, int kBlock, int kRows>
-struct FloatGroup {
-  static constexpr int kScales = GroupValues(kFormat) / kBlock;
+struct FloatStep {
+  static constexpr Format kCodes = InRegister(kFormat);
+  static constexpr int kGroups = 1;
+  static constexpr int kPieces = GroupValues(kFormat) / kBlock;
+  static constexpr int kScaleFloats = kPieces;
+  static constexpr int64_t kXBytes = GroupValues(kFormat) * 4;
   // E2M1 with blocks of 16 has two sections of pairs. Section s has block s in
   // the lower half of its vectors and block s + 2 in the upper half.
-  static constexpr int kSections = kScales == 4 ? 2 : 1;
-  static constexpr int kPairs = GroupPairs(kFormat) / kSections;
+  static constexpr int kSections = kPieces == 4 ? 2 : 1;
+  static constexpr int kPairs = GroupPairs(kCodes) / kSections;
   // The products of a block are added in two chains if the registers suffice,
   // which makes one row of MXFP4 1.1x faster. Two sections are two chains.
   static constexpr int kChains =
-      IsPacked(kFormat) && kSections == 1 && kRows <= 2 ? 2 : 1;
+      IsPacked(kCodes) && kSections == 1 && kRows <= 2 ? 2 : 1;
   // Roundings of a product in the sum of its block.
   static constexpr int kRoundings = 2 * kPairs / kChains + kChains - 1;
+  static constexpr int kSums = kRows == 1 ? 4 : kRows == 2 ? 2 : 1;
+  static constexpr int kTurn = kSums == 1 ? 2 : kSums;
 
-  JAXPLUGIN_ALWAYS_INLINE static void Add(__m256i codes,
+  JAXPLUGIN_ALWAYS_INLINE static void Add(const uint8_t* codes_at,
                                           const NibbleTables& tables,
-                                          const uint8_t* x, int64_t x_row_bytes,
-                                          const float* scale, int64_t,
-                                          __m256* sum) {
-    constexpr int kHigh = kScales / 2;  // offset of the upper half's block
-    const Expanded<kFormat> group(codes, tables);
+                                          const uint8_t* x, const float* scale,
+                                          Largest* largest, __m256* sum) {
+    constexpr int kHigh = kPieces / 2;  // offset of the upper half's block
+    const __m256i codes = LoadCodes<kFormat>(codes_at);
+    if (FactsOf(kFormat).has_nan) largest->See(codes);
+    const Expanded<kCodes> group(codes, tables);
 #pragma GCC unroll 2
     for (int s = 0; s < kSections; ++s) {
       __m256 block[kRows], chain[kRows];
@@ -200,7 +301,7 @@ struct FloatGroup {
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
             const __m256 row = _mm256_load_ps(
-                reinterpret_cast<const float*>(x + r * x_row_bytes) + 16 * p +
+                reinterpret_cast<const float*>(x + r * kXBytes) + 16 * p +
                 8 * half);
             __m256& sums = half < kChains - 1 ? chain[r] : block[r];
             sums = q == 0 && (half == 0 || kChains > 1)
@@ -209,7 +310,7 @@ struct FloatGroup {
           }
         }
       }
-      const __m256 spread = kScales == 1
+      const __m256 spread = kPieces == 1
                                 ? _mm256_broadcast_ss(scale)
                                 : SpreadTwo(scale + s, scale + s + kHigh);
 #pragma GCC unroll 4
@@ -221,141 +322,195 @@ struct FloatGroup {
   }
 };
 
-// The same for integers. `scale` has products of the scales of both sides; those
-// of the next row are `scale_row` floats further.
-template <Format kFormat, int kBlock, int kRows>
-struct IntegerGroup {
-  JAXPLUGIN_ALWAYS_INLINE static void Add(__m256i codes,
-                                          const NibbleTables& tables,
-                                          const uint8_t* x, int64_t x_row_bytes,
-                                          const float* scale,
-                                          int64_t scale_row, __m256* sum) {
-    if constexpr (IsPacked(kFormat)) {
-      AddNibbles(codes, tables, x, x_row_bytes, scale, scale_row, sum);
-    } else {
-      AddBytes(codes, x, x_row_bytes, scale, scale_row, sum);
-    }
-  }
+// The same for int8 weights and integer rows. `scale` has products of the scales
+// of both sides; those of the next row are kScaleRow floats further.
+template <int kBlock, int kRows>
+struct ByteStep {
+  static constexpr int kGroups = 1;
+  static constexpr int kPieces = 32 / kBlock;
+  static constexpr int kScaleFloats = kPieces;
+  static constexpr int64_t kXBytes = 64;
+  static constexpr int kSections = 1, kRoundings = 0;
+  static constexpr int kSums = kRows == 1 ? 4 : kRows == 2 ? 2 : 1;
+  static constexpr int kTurn = kSums == 1 ? 2 : kSums;
 
-  JAXPLUGIN_ALWAYS_INLINE static void AddBytes(__m256i codes, const uint8_t* x,
-                                               int64_t x_row_bytes,
-                                               const float* scale,
-                                               int64_t scale_row, __m256* sum) {
+  JAXPLUGIN_ALWAYS_INLINE static void Add(const uint8_t* codes_at,
+                                          const NibbleTables&, const uint8_t* x,
+                                          const float* scale, Largest*,
+                                          __m256* sum) {
+    const __m256i codes = LoadCodes<Format::kInt8>(codes_at);
     const __m256i even =
         _mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 8);
     const __m256i odd = _mm256_srai_epi16(codes, 8);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const __m256i* row =
-          reinterpret_cast<const __m256i*>(x + r * x_row_bytes);
+      const __m256i* row = reinterpret_cast<const __m256i*>(x + r * kXBytes);
       const __m256 block = _mm256_cvtepi32_ps(_mm256_add_epi32(
           _mm256_madd_epi16(even, _mm256_load_si256(row)),
           _mm256_madd_epi16(odd, _mm256_load_si256(row + 1))));
-      const float* own = scale + r * scale_row;
+      const float* own = scale + r * kScaleRow;
       const __m256 spread = kBlock == 32 ? _mm256_broadcast_ss(own)
                                          : SpreadTwo(own);
       sum[r] = _mm256_fmadd_ps(block, spread, sum[r]);
     }
   }
+};
 
-  JAXPLUGIN_ALWAYS_INLINE static void AddNibbles(
-      __m256i codes, const NibbleTables& tables, const uint8_t* x,
-      int64_t x_row_bytes, const float* scale, int64_t scale_row,
-      __m256* sum) {
-    __m256i even, odd;
-    if constexpr (kFormat == Format::kInt4) {
-      // A code plus Bias is the code with its sign flipped.
-      const __m256i flipped = _mm256_xor_si256(codes, _mm256_set1_epi8(-0x78));
-      even = LowNibbles(flipped);
-      odd = HighNibbles(flipped);
-    } else {
-      even = _mm256_shuffle_epi8(tables.biased, LowNibbles(codes));
-      odd = _mm256_shuffle_epi8(tables.biased, HighNibbles(codes));
+// The same for 8 blocks of E2M1 or int4 weights. `scale` is [row][8], as
+// BlockSums orders the blocks. If each sum of 8 products is converted and scaled
+// instead, one row of a pair of MXFP4 or NVFP4 takes 1.04 to 1.12 times as long,
+// two 1.2 times, four 1.25 times (4096 x 4096, one Zen 3 core, 2026-11).
+template <Format kFormat, int kBlock, int kRows>
+struct NibbleStep {
+  using Sums = BlockSums<kBlock>;
+  static constexpr int kGroups = Sums::kGroups;
+  static constexpr int kPieces = 8;
+  static constexpr int kScaleFloats = 8 * kRows;
+  static constexpr int64_t kXBytes = kGroups * 64 + 32;
+  static constexpr int kSections = 1, kRoundings = 0;
+  static constexpr int kSums = 1, kTurn = 1;
+
+  // Adds the products of a row and the even and odd codes of a group.
+  JAXPLUGIN_ALWAYS_INLINE static __m256i Words(const __m256i* codes,
+                                               const uint8_t* x) {
+    const __m256i* row = reinterpret_cast<const __m256i*>(x);
+    return _mm256_add_epi16(
+        _mm256_maddubs_epi16(codes[0], _mm256_load_si256(row)),
+        _mm256_maddubs_epi16(codes[1], _mm256_load_si256(row + 1)));
+  }
+
+  // The last step of a row: codes_at has `bytes` bytes.
+  JAXPLUGIN_ALWAYS_INLINE static void AddLast(const uint8_t* codes_at,
+                                              int64_t bytes,
+                                              const NibbleTables& tables,
+                                              const uint8_t* x,
+                                              const float* scale, __m256* sum) {
+    if constexpr (kGroups == 4) {
+      if (bytes > 2 * kGroupBytes) {
+        return Add<2, true>(codes_at, tables, x, scale, nullptr, sum, bytes);
+      }
     }
+    Add<1, true>(codes_at, tables, x, scale, nullptr, sum, bytes);
+  }
+
+  // Only the first kPairs pairs of groups have codes.
+  template <int kPairs = kGroups / 2, bool kIsLast = false>
+  JAXPLUGIN_ALWAYS_INLINE static void Add(const uint8_t* codes_at,
+                                          const NibbleTables& tables,
+                                          const uint8_t* x, const float* scale,
+                                          Largest*, __m256* sum,
+                                          int64_t bytes = 0) {
+    __m256i part[kRows];
+#pragma GCC unroll 2
+    for (int pair = 0; pair < kPairs; ++pair) {
+      __m256i codes[2][2];
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const int64_t at = (2 * pair + i) * kGroupBytes;
+        __m256i group = kIsLast ? LoadGroup(codes_at + at, bytes - at)
+                                : LoadCodes<kFormat>(codes_at + at);
+        if constexpr (kFormat == Format::kInt4) {
+          // A code plus Bias is the code with its sign flipped.
+          group = _mm256_xor_si256(group, _mm256_set1_epi8(-0x78));
+          codes[i][0] = LowNibbles(group);
+          codes[i][1] = HighNibbles(group);
+        } else {
+          codes[i][0] = _mm256_shuffle_epi8(tables.biased, LowNibbles(group));
+          codes[i][1] = _mm256_shuffle_epi8(tables.biased, HighNibbles(group));
+        }
+      }
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      const __m256i* row =
-          reinterpret_cast<const __m256i*>(x + r * x_row_bytes);
-      const __m256i words = _mm256_add_epi16(
-          _mm256_add_epi16(_mm256_maddubs_epi16(even, _mm256_load_si256(row)),
-                           _mm256_load_si256(row + 2)),
-          _mm256_maddubs_epi16(odd, _mm256_load_si256(row + 1)));
-      const __m256 block = _mm256_cvtepi32_ps(
-          _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
-      const float* own = scale + r * scale_row;
-      // A lane sums 8 products.
-      const __m256 spread =
-          kBlock == 32
-              ? SpreadTwo(own)
-              : _mm256_permutevar8x32_ps(
-                    _mm256_castps128_ps256(_mm_loadu_ps(own)),
-                    _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
-      sum[r] = _mm256_fmadd_ps(block, spread, sum[r]);
+      for (int r = 0; r < kRows; ++r) {
+        const uint8_t* row = x + (pair * kRows + r) * 128;
+        __m256i blocks =
+            Sums::OfTwo(Words(codes[0], row), Words(codes[1], row + 64));
+        if (pair + 1 < kPairs) {
+          part[r] = blocks;
+          continue;
+        }
+        if constexpr (kGroups == 4) {
+          blocks = kPairs == 1 ? Sums::OfFour(blocks, _mm256_setzero_si256())
+                               : Sums::OfFour(part[r], blocks);
+        }
+        blocks = _mm256_add_epi32(
+            blocks, _mm256_load_si256(reinterpret_cast<const __m256i*>(
+                        x + kGroups * 64 * kRows + r * 32)));
+        sum[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(blocks),
+                                 _mm256_loadu_ps(scale + 8 * r), sum[r]);
+      }
     }
   }
 };
 
-// The scales of a chunk of a weight row: [block], or for integers [row of x]
-// [block]. The 8 extra floats are for loads of four that begin at the last
-// ones.
-template <int kScaleRows>
-using ChunkScales = float[kScaleRows][kScalesPerChunk + 8];
-
 // Decodes the scales of pieces [c0, c0 + count) of weight rows [row, row +
-// some); past the end they are 0. For integers, multiplies them with the scales
-// of the rows x.
-template <int kScaleRows, bool kIntegers>
-__attribute__((noinline)) void ReadScales(
-    const FewRowsProblem& rows, int64_t row, int64_t some, const uint8_t* x,
-    int64_t c0, int64_t count, ChunkScales<kScaleRows>& scale) {
-  float* own = scale[0];
+// some) to `out`; past the end they are 0. For integers, multiplies them with
+// `x_scale`, the scales of the rows of x.
+template <class Step, int kRows, bool kIntegers>
+__attribute__((noinline)) void ReadScales(const FewRowsProblem& rows,
+                                          int64_t row, int64_t some,
+                                          const float* x_scale, int64_t c0,
+                                          int64_t count, float* out) {
+  constexpr bool kNibbles = kIntegers && Step::kPieces == 8;
+  alignas(32) float buffer[kNibbles ? kScalesPerChunk + 8 : 1];
+  float* own = kNibbles ? buffer : out;
   const Operand& weights = rows.weights;
-  const int64_t all = some * count;
-  if (count == weights.scale_cols && weights.block <= 32 &&
-      weights.scale_shift == 0) {
-    DecodeScales(weights, row, 0, all, rows.ScaleShift(), own);
+  const int64_t present = Max(Min(count, PiecesOf(weights) - c0), 0);
+  int64_t stride = count;
+  if (present == weights.scale_cols && (kNibbles || present == count) &&
+      weights.block <= 32 && weights.scale_shift == 0) {
+    stride = present;
+    DecodeScales(weights, row, 0, some * present, rows.ScaleShift(), own);
   } else {
-    const int64_t present = Max(Min(count, PiecesOf(weights) - c0), 0);
     for (int64_t i = 0; i < some; ++i) {
       DecodeScales(weights, row + i, c0, present, rows.ScaleShift(),
                    own + i * count);
       for (int64_t j = present; j < count; ++j) own[i * count + j] = 0;
     }
   }
-  // The first row's product comes last, because it overwrites its operand.
-  for (int r = kScaleRows - 1; kIntegers && r >= 0; --r) {
-    const float* theirs =
-        reinterpret_cast<const float*>(x + r * rows.RowBytes() +
-                                       rows.ScalesOffset()) +
-        c0;
-    for (int64_t i = 0; i < all; ++i) scale[r][i] = own[i] * theirs[i];
+  if constexpr (kNibbles) {
+    // Past the end of its row, `own` has scales of the next row.
+    const __m256 is_present = _mm256_castsi256_ps(_mm256_cmpgt_epi32(
+        _mm256_set1_epi32(static_cast<int>(present - (count - 8))),
+        _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)));
+    for (int64_t i = 0; i < some; ++i) {
+      const float* theirs = x_scale + c0 * kRows;
+      for (int64_t j = 0; j < count; j += 8) {
+        __m256 scale = _mm256_loadu_ps(own + i * stride + j);
+        if (j == count - 8) scale = _mm256_and_ps(scale, is_present);
+        scale = Step::Sums::InOrder(scale);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r, theirs += 8, out += 8) {
+          _mm256_storeu_ps(out, _mm256_mul_ps(scale, _mm256_load_ps(theirs)));
+        }
+      }
+    }
+  } else if constexpr (kIntegers) {
+    // The first row's product comes last, because it overwrites its operand.
+    for (int r = kRows - 1; r >= 0; --r) {
+      const float* theirs = x_scale + r * rows.ScaleFloats() + c0;
+      for (int64_t i = 0; i < some * count; ++i) {
+        out[r * kScaleRow + i] = own[i] * theirs[i];
+      }
+    }
   }
 }
 
-// Multiplies one weight row with kRows rows. A thread reads one weight row at a
+// The sums of one weight row and kRows rows. A thread reads one weight row at a
 // time, because reading 2 or 4 rows at a time takes 1.3 times as long.
-template <Format kFormat, int kBlock, int kRows, bool kIntegers>
+template <class Step, Format kFormat, int kBlock, int kRows, bool kIntegers>
 struct FewRowsSums {
-  using FloatStep = FloatGroup<InRegister(kFormat), kBlock, kRows>;
-  using IntegerStep = IntegerGroup<kFormat, kBlock, kRows>;
-  static constexpr int kScales = FloatStep::kScales;  // scales of a group
-  static constexpr int kScaleRows = kIntegers ? kRows : 1;
-  static constexpr int64_t kChunkGroups = kFewRowsChunk / kBlock / kScales;
-  // Consecutive groups are added to kSums accumulators in turn. After
-  // kSumGroups groups each, the accumulators are added to the total. A product
+  // Consecutive steps are added to kSums accumulators in turn. After
+  // kSumSteps steps each, the accumulators are added to the total. A product
   // has at most 16 roundings (see sums.inl): those in its block, one for each
   // section in its accumulator, log2(kSums) in the sum of the accumulators, 3 in
   // the sum of the lanes, and 1 in the total. A product of a value and a wide
-  // scale, or of a codebook's value and any scale, is rounded, too (GroupsOfSum).
-  static constexpr int kSums = kRows == 1 ? 4 : kRows == 2 ? 2 : 1;
-  static constexpr int kOtherRoundings =
-      (kIntegers ? 0 : FloatStep::kRoundings) + kSums / 2 + 4;
-  static constexpr int64_t kSumGroups =
-      (16 - kOtherRoundings) / (kIntegers ? 1 : FloatStep::kSections);
-  static constexpr int64_t kTurn = kSums == 1 ? 2 : kSums;
-  static constexpr int64_t kXBytes =
-      kIntegers ? FewRowsProblem::IntegerBytes(kFormat)
-                : GroupValues(kFormat) * 4;  // bytes of x in a group
+  // scale, or of a codebook's value and any scale, is rounded, too (StepsOfSum).
+  static constexpr int kSums = Step::kSums;
+  static constexpr int64_t kTurn = Step::kTurn;
+  static constexpr int64_t kSumSteps =
+      (16 - (Step::kRoundings + kSums / 2 + 4)) / Step::kSections;
+  static constexpr int64_t kCodeBytes = Step::kGroups * kGroupBytes;
+  static constexpr int64_t kXBytes = kRows * Step::kXBytes;
   static constexpr int64_t kPrefetchBytes =
       kPrefetchValues * kGroupBytes / GroupValues(kFormat);
   // For one or two rows of floats the weights are prefetched into L2, because
@@ -366,70 +521,83 @@ struct FewRowsSums {
       !kIntegers && kRows <= 2 ? _MM_HINT_T1 : _MM_HINT_T0;
 
   __m256 total[kRows], rest[kRows];
-  bool is_first = true;  // nothing has been added to the totals
   Largest largest;
-  const NibbleTables tables;
 
-  JAXPLUGIN_ALWAYS_INLINE explicit FewRowsSums(const Operand& weights)
-      : tables(kFormat, weights.codebook) {}
-
-  JAXPLUGIN_ALWAYS_INLINE void Add(const uint8_t* codes_at, const uint8_t* x,
-                                   int64_t x_row_bytes, const float* scale,
-                                   __m256* sum) {
-    constexpr int64_t kStride = kScalesPerChunk + 8;
-    const __m256i codes = LoadCodes<kFormat>(codes_at);
-    if constexpr (kIntegers) {
-      IntegerStep::Add(codes, tables, x, x_row_bytes, scale, kStride, sum);
-    } else {
-      if (FactsOf(kFormat).has_nan) largest.See(codes);
-      FloatStep::Add(codes, tables, x, x_row_bytes, scale, kStride, sum);
-    }
-  }
-
-  // Returns the groups that are added to the accumulators before these are added
+  // Returns the steps that are added to the accumulators before these are added
   // to the total, a multiple of kTurn. It is one per accumulator less for each
   // operand with wide scales, except for weights that floats multiply: their
   // scales multiply the sum of a block and are rounded with it.
-  static int64_t GroupsOfSum(const FewRowsProblem& rows) {
+  static int64_t StepsOfSum(const FewRowsProblem& rows) {
     const int wide =
         static_cast<int>(IsWide(rows.x.scale_kind) ||
                          rows.x.format == Format::kCodebook) +
         static_cast<int>(kIntegers && IsWide(rows.weights.scale_kind));
-    return Max(kSums * (kSumGroups - wide) / kTurn, 1) * kTurn;
+    return Max(kSums * (kSumSteps - wide) / kTurn, 1) * kTurn;
   }
 
-  // Adds `count` groups to the totals.
-  JAXPLUGIN_ALWAYS_INLINE void AddGroups(const uint8_t* codes, const uint8_t* x,
-                                         int64_t x_row_bytes,
-                                         const float* scale, int64_t count,
-                                         int64_t most) {
-    for (int64_t g0 = 0; g0 < count; g0 += most) {
-      const int64_t some = Min(most, count - g0);
+  // Returns the steps of a chunk. kTotaled weight rows are multiplied with a
+  // chunk of x before the next chunk. So most reads of x are from L1.
+  static int64_t ChunkSteps(const FewRowsProblem& rows) {
+    constexpr int64_t kMost = kFewRowsChunk / kBlock / Step::kPieces;
+    if (kRows == 1) return kMost;
+    const int64_t some = StepsOfSum(rows);
+    return Max(Min(kMost, kChunkBytes / kXBytes) / some, 1) * some;
+  }
+
+  // Adds steps [s0, s0 + count) of weight row w. `scale` has their scales.
+  JAXPLUGIN_ALWAYS_INLINE void AddSteps(const FewRowsProblem& rows,
+                                        const NibbleTables& tables, int64_t w,
+                                        const uint8_t* x, const float* scale,
+                                        int64_t s0, int64_t count,
+                                        int64_t most) {
+    const uint8_t* codes = RowValues(rows.weights, w) + s0 * kCodeBytes;
+    const int64_t bytes = rows.weights.row_bytes - s0 * kCodeBytes;
+    const int64_t whole = Min(count, bytes / kCodeBytes);
+    Largest seen = largest;
+    x += s0 * kXBytes;
+    for (int64_t begin = 0; begin < count; begin += most) {
+      const int64_t some = Min(most, whole - begin);
       __m256 sum[kSums][kRows];
       for (int i = 0; i < kSums; ++i) {
         for (int r = 0; r < kRows; ++r) sum[i][r] = _mm256_setzero_ps();
       }
-      int64_t g = 0;
-      for (; g + kTurn <= some; g += kTurn) {
-#pragma GCC unroll 4
-        for (int i = 0; i < kTurn; ++i) {
-          if (i % 2 == 0) {  // once per cache line
-            _mm_prefetch(reinterpret_cast<const char*>(
-                             codes + i * kGroupBytes + kPrefetchBytes),
-                         kPrefetchInto);
-          }
-          Add(codes + i * kGroupBytes, x + i * kXBytes, x_row_bytes,
-              scale + i * kScales, sum[i % kSums]);
+      const auto add = [&](const uint8_t* at, int64_t i)
+                           __attribute__((always_inline)) {
+        Step::Add(at, tables, x + i * kXBytes, scale + i * Step::kScaleFloats,
+                  &seen, sum[i % kSums]);
+      };
+      const auto advance = [&](int64_t i) __attribute__((always_inline)) {
+        codes += i * kCodeBytes;
+        x += i * kXBytes;
+        scale += i * Step::kScaleFloats;
+      };
+      int64_t s = 0;
+      for (; s + kTurn <= some; s += kTurn) {
+        for (int64_t i = 0; i < kTurn * kCodeBytes; i += 64) {
+          _mm_prefetch(reinterpret_cast<const char*>(codes + i +
+                                                     kPrefetchBytes),
+                       kPrefetchInto);
         }
-        codes += kTurn * kGroupBytes;
-        x += kTurn * kXBytes;
-        scale += kTurn * kScales;
+#pragma GCC unroll 4
+        for (int i = 0; i < kTurn; ++i) add(codes + i * kCodeBytes, i);
+        advance(kTurn);
       }
+      const int64_t left = some - s;
 #pragma GCC unroll 4
       for (int i = 0; i < kTurn - 1; ++i) {
-        if (g + i >= some) break;
-        Add(codes + i * kGroupBytes, x + i * kXBytes, x_row_bytes,
-            scale + i * kScales, sum[i % kSums]);
+        if (i < left) add(codes + i * kCodeBytes, i);
+      }
+      if (kTurn > 1) advance(Max(left, 0));
+      if (begin + most >= count && whole < count) {
+        // The last step; x is padded with zeros.
+        const int64_t past = bytes - whole * kCodeBytes;
+        if constexpr (Step::kGroups > 1) {
+          Step::AddLast(codes, past, tables, x, scale, sum[0]);
+        } else {
+          alignas(32) uint8_t last[kCodeBytes] = {};
+          __builtin_memcpy(last, codes, past);
+          add(last, 0);
+        }
       }
       for (int r = 0; r < kRows; ++r) {
         __m256 all = sum[0][r];
@@ -437,7 +605,7 @@ struct FewRowsSums {
         if constexpr (kSums > 2) {
           all = _mm256_add_ps(all, _mm256_add_ps(sum[2][r], sum[3][r]));
         }
-        if (is_first) {
+        if (s0 + begin == 0) {
           // As AddExactly to a total of 0 does.
           total[r] = _mm256_add_ps(all, _mm256_setzero_ps());
           rest[r] = _mm256_setzero_ps();
@@ -445,66 +613,37 @@ struct FewRowsSums {
           AddExactly(all, &total[r], &rest[r]);
         }
       }
-      is_first = false;
     }
+    largest = seen;
   }
 
-  // Returns the groups of a weight row if they are added to the total at once:
-  // whole groups, and one chunk of scales. Otherwise returns 0.
-  static int64_t ShortGroups(const FewRowsProblem& rows) {
-    const bool is_short = rows.groups <= Min(kChunkGroups, GroupsOfSum(rows)) &&
-                          rows.weights.row_bytes == rows.groups * kGroupBytes;
-    return is_short ? rows.groups : 0;
+  // The same, for all steps of a chunk.
+  __attribute__((noinline)) void AddChunk(const FewRowsProblem& rows,
+                                          const NibbleTables& tables, int64_t w,
+                                          const uint8_t* x, const float* scale,
+                                          int64_t s0, int64_t count) {
+    AddSteps(rows, tables, w, x, scale, s0, count, StepsOfSum(rows));
   }
 
-  // The same as Run, for weight rows with ShortGroups. With it, 1 x 3072 x
-  // 576 of pairs in INT4_32 or MXFP4 is 1.2x faster (one Zen 3 core, 2026-11).
-  JAXPLUGIN_ALWAYS_INLINE static bool RunShort(
-      const Operand& weights, int64_t groups, const uint8_t* codes,
-      const uint8_t* x, int64_t x_row_bytes, const float* scale,
-      __m256* lanes) {
-    FewRowsSums sums(weights);
-    sums.AddGroups(codes, x, x_row_bytes, scale, groups, groups);
-    for (int r = 0; r < kRows; ++r) lanes[r] = sums.total[r];
-    return !sums.largest.NotFinite(kFormat);
+  // The sum of lanes[r] is the dot of the weight row and row r. Returns false if
+  // a weight is NaN or Inf; the sums are then invalid.
+  JAXPLUGIN_ALWAYS_INLINE bool Lanes(__m256* lanes) const {
+    for (int r = 0; r < kRows; ++r) lanes[r] = TotalOf(total[r], rest[r]);
+    return !largest.NotFinite(kFormat);
   }
+};
 
-  // The sum of lanes[r] is the dot of weight row w and row r. The scales of the
-  // weight row begin at scale[][first], unless it has more than one chunk.
-  // Returns false if a weight is NaN or Inf; the sums are then invalid.
-  static bool Run(const FewRowsProblem& rows, int64_t w, const uint8_t* x,
-                  ChunkScales<kScaleRows>& scale, int64_t first,
-                  __m256* lanes) {
-    const int64_t x_row_bytes = rows.RowBytes();
-    const uint8_t* codes = RowValues(rows.weights, w);
-    const int64_t whole = rows.weights.row_bytes / kGroupBytes;
-    const int64_t most = GroupsOfSum(rows);
-    FewRowsSums sums(rows.weights);
-    for (int r = 0; r < kRows; ++r) {
-      sums.total[r] = sums.rest[r] = _mm256_setzero_ps();
-    }
-    for (int64_t g0 = 0; g0 < rows.groups; g0 += kChunkGroups) {
-      const int64_t count = Min(kChunkGroups, rows.groups - g0);
-      if (rows.groups > kChunkGroups) {
-        ReadScales<kScaleRows, kIntegers>(rows, w, 1, x, g0 * kScales,
-                                          count * kScales, scale);
-      }
-      const int64_t here = Min(count, whole - g0);
-      sums.AddGroups(codes + g0 * kGroupBytes, x + g0 * kXBytes, x_row_bytes,
-                     scale[0] + first, here, most);
-      if (here < count) {  // the last group; it and x are padded with zeros
-        alignas(32) uint8_t last[kGroupBytes] = {};
-        __builtin_memcpy(last, codes + whole * kGroupBytes,
-                         rows.weights.row_bytes - whole * kGroupBytes);
-        sums.AddGroups(last, x + whole * kXBytes, x_row_bytes,
-                       scale[0] + first + here * kScales, 1, most);
-      }
-    }
-    for (int r = 0; r < kRows; ++r) {
-      lanes[r] = TotalOf(sums.total[r], sums.rest[r]);
-    }
-    return !sums.largest.NotFinite(kFormat);
-  }
+template <Format kFormat, int kBlock, int kRows, bool kIntegers>
+struct StepOf {
+  using Type = FloatStep<kFormat, kBlock, kRows>;
+};
+template <Format kFormat, int kBlock, int kRows>
+struct StepOf<kFormat, kBlock, kRows, true> {
+  using Type = NibbleStep<kFormat, kBlock, kRows>;
+};
+template <int kBlock, int kRows>
+struct StepOf<Format::kInt8, kBlock, kRows, true> {
+  using Type = ByteStep<kBlock, kRows>;
 };
 
 // Computes the dots of weight rows [w0, w0 + count) and kRows rows, the first
@@ -512,30 +651,57 @@ struct FewRowsSums {
 template <Format kFormat, int kBlock, int kRows, bool kIntegers>
 void FewRowsStrip(const FewRowsProblem& rows, int64_t w0, int64_t count,
                   const uint8_t* x, int64_t x_row, float* out, int64_t ldc) {
-  using Sums = FewRowsSums<kFormat, kBlock, kRows, kIntegers>;
-  const int64_t pieces = rows.Pieces();
-  const int64_t together = rows.ScaledTogether();
-  const int64_t x_row_bytes = rows.RowBytes();
-  const int64_t groups = Sums::ShortGroups(rows);
-  ChunkScales<Sums::kScaleRows> scale;
+  using Step = typename StepOf<kFormat, kBlock, kRows, kIntegers>::Type;
+  using Sums = FewRowsSums<Step, kFormat, kBlock, kRows, kIntegers>;
+  const NibbleTables tables(kFormat, rows.weights.codebook);
+  const int64_t steps = rows.steps, pieces = rows.Pieces();
+  const float* x_scale =
+      reinterpret_cast<const float*>(x + steps * Sums::kXBytes);
+  const int64_t chunk = Sums::ChunkSteps(rows);
+  // The scales of many short weight rows are decoded together.
+  const bool has_scales = steps <= chunk && rows.ScaledTogether() > 1;
+  const bool is_short = has_scales && steps <= Sums::StepsOfSum(rows);
+  const int64_t together = has_scales ? rows.ScaledTogether() : kTotaled;
+  alignas(32) float scale[kIntegers ? kRows * kScaleRow : kScaleRow];
   for (int64_t begin = 0; begin < count; begin += together) {
     const int64_t some = Min(together, count - begin);
-    if (pieces <= kScalesPerChunk) {
-      ReadScales<Sums::kScaleRows, kIntegers>(rows, w0 + begin, some, x, 0,
-                                              pieces, scale);
+    if (has_scales) {
+      ReadScales<Step, kRows, kIntegers>(rows, w0 + begin, some, x_scale, 0,
+                                         pieces, scale);
     }
     for (int64_t i = 0; i < some; i += kTotaled) {
+      const int64_t w = w0 + begin + i;
       const int64_t count_here = Min(kTotaled, some - i);
+      Sums sums[kTotaled];
+      const float* row_scale = scale + i * steps * Step::kScaleFloats;
+      if (is_short) {
+        // 1 x 3072 x 576 of pairs in INT4_32 or MXFP4 is 1.2x faster so (one
+        // Zen 3 core, 2026-11).
+        for (int64_t j = 0; j < count_here; ++j) {
+          sums[j].AddSteps(rows, tables, w + j, x,
+                           row_scale + j * steps * Step::kScaleFloats, 0, steps,
+                           steps);
+        }
+      } else {
+        for (int64_t s0 = 0; s0 < steps; s0 += chunk) {
+          const int64_t here = Min(chunk, steps - s0);
+          for (int64_t j = 0; j < count_here; ++j) {
+            if (!has_scales) {
+              ReadScales<Step, kRows, kIntegers>(
+                  rows, w + j, 1, x_scale, s0 * Step::kPieces,
+                  here * Step::kPieces, scale);
+            }
+            sums[j].AddChunk(
+                rows, tables, w + j, x,
+                has_scales ? row_scale + j * steps * Step::kScaleFloats : scale,
+                s0, here);
+          }
+        }
+      }
       __m256 lanes[kTotaled][kRows];
       bool is_finite[kTotaled];
       for (int64_t j = 0; j < count_here; ++j) {
-        const int64_t w = w0 + begin + i + j, first = (i + j) * pieces;
-        is_finite[j] =
-            groups > 0
-                ? Sums::RunShort(rows.weights, groups,
-                                 RowValues(rows.weights, w), x, x_row_bytes,
-                                 scale[0] + first, lanes[j])
-                : Sums::Run(rows, w, x, scale, first, lanes[j]);
+        is_finite[j] = sums[j].Lanes(lanes[j]);
       }
       for (int r = 0; r < kRows; ++r) {
         float* at = out + r * ldc + begin + i;
@@ -551,8 +717,7 @@ void FewRowsStrip(const FewRowsProblem& rows, int64_t w0, int64_t count,
         for (int64_t j = 0; j < count_here; ++j) {
           if (is_finite[j]) continue;
           // The exponent is 0 because the result is NaN or Inf.
-          at[j] = ExactDot(rows.x, x_row + r, rows.weights, w0 + begin + i + j,
-                           0);
+          at[j] = ExactDot(rows.x, x_row + r, rows.weights, w + j, 0);
         }
       }
     }
@@ -636,7 +801,10 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides,
       [&](int64_t index, int) {
         const int64_t end = Min(x_rows, (index + 1) * x_group);
         for (int64_t r = index * x_group; r < end; ++r) {
-          if (!rows.Prepare(r, prepared + r * x_row_bytes)) {
+          const int64_t in_pass = r % count % pass;
+          const int64_t first = r - in_pass;
+          if (!rows.Prepare(r, in_pass, Min(pass, count - first % count),
+                            prepared + first * x_row_bytes)) {
             __atomic_store_n(&outside, 1, __ATOMIC_RELAXED);
           }
           unsafe[r] = !RowIsSafe(*sides.panel, r);

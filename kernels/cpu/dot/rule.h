@@ -110,13 +110,13 @@ JAXPLUGIN_ALWAYS_INLINE constexpr bool IsE2M1(SideShape x) {
 //   rows             5     8    12
 //   bf16 * MXFP4  0.98  1.16  1.39
 //   MXFP8         1.02  1.28  1.40
-//   MXFP4         1.28  1.60  1.82
-// With two Zen 3 cores, 4 rows of INT8_32 take 0.67 with INT8_32, 0.86 with
-// INT4_32, and 0.97 with MXFP4.
+// One Zen 3 core:
+//   rows             4     6     8    12
+//   MXFP4         0.84  1.10  1.09  1.33
+//   NVFP4         0.79        1.10
 // (JAXPLUGIN_CPU_ISA=avx2 tests/compare/compare.sh HEAD mxfp4 5 4096 4096
 // few_rows_avx2, and so on; 2026-11.)
 inline constexpr int64_t kStreamedRowsAvx2 = 4;
-inline constexpr int64_t kStreamedE2M1RowsAvx2 = 3;
 
 // AVX-512 streams the weights for more rows, in passes of up to 4 rows, because
 // its large dots take as long for 5 rows as for 8. Streamed over large, two Zen 4
@@ -364,10 +364,7 @@ inline constexpr int64_t kAmxIntegerRowsMin = 24;
 
 JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx2(const DotShape& x) {
   const ShapeSides sides = SidesOf(x);
-  const int64_t streamed = IsE2M1(sides.panel) && IsE2M1(sides.strip)
-                               ? kStreamedE2M1RowsAvx2
-                               : kStreamedRowsAvx2;
-  if (!IsPlain(sides.strip.format) && sides.rows <= streamed) {
+  if (!IsPlain(sides.strip.format) && sides.rows <= kStreamedRowsAvx2) {
     return Engine::kFewRowsAvx2;
   }
   return AreBytes(sides.panel, sides.strip) ? Engine::kIntegerAvx2
