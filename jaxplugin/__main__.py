@@ -16,8 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Final, TextIO
 
-from jaxplugin.cli import arguments
-from jaxplugin.cli.commands import checkpoints, inspection, rewrite
+from jaxplugin.cli import arguments, checkpoints, inspection, rewrite
 from jaxplugin.lab.commands import bench, compile, kernels, plan, tune
 from jaxplugin.runtime import fingerprints
 

@@ -30,7 +30,7 @@ import numpy as np
 import readme_table
 
 import jaxplugin as jp
-from jaxplugin.lab.bench.report import results
+from jaxplugin.lab.bench import results
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
 FIGURES: Final = ROOT / "docs" / "figures"

@@ -13,7 +13,7 @@ import subprocess
 import readme_table
 from absl.testing import absltest, parameterized
 
-from jaxplugin.lab.bench.report import results
+from jaxplugin.lab.bench import results
 
 ROOT = readme_table.README.parent
 KERNELS = ROOT / "kernels" / "cpu" / "README.md"

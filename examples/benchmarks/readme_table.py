@@ -23,8 +23,7 @@ import re
 import statistics
 import sys
 
-from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.bench.report import results
+from jaxplugin.lab.bench import results, workloads
 
 DIRECTORY = pathlib.Path(__file__).resolve().parent
 README = DIRECTORY.parents[1] / "README.md"

@@ -9,7 +9,7 @@ import re
 import readme_table
 from absl.testing import absltest
 
-from jaxplugin.lab.bench.report import results
+from jaxplugin.lab.bench import results
 from jaxplugin.testing import bench_results
 
 CPU_PAGES = (readme_table.README, readme_table.PAGE)

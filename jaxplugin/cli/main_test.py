@@ -24,8 +24,7 @@ from absl.testing import absltest, parameterized
 import jaxplugin as jp
 from jaxplugin import __main__ as main
 from jaxplugin.explanation import information
-from jaxplugin.lab.bench import timing
-from jaxplugin.lab.bench.report import results, table
+from jaxplugin.lab.bench import results, table, timing
 from jaxplugin.testing import (
   bench_results,
   command_lines,

@@ -11,11 +11,11 @@ import numpy as np
 from jaxplugin.lab.bench import (
   devices,
   measurement,
+  results,
   roofline,
   timing,
   workloads,
 )
-from jaxplugin.lab.bench.report import results
 
 CEILINGS = roofline.Ceilings(
   read=50e9, copy=20e9, bf16=900e9, f32=450e9, is_gpu=False

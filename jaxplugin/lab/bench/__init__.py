@@ -5,6 +5,6 @@
 `measurement` verifies results, then times variants next to their peers.
 `workloads` lists the problems. `peers` has operands, functions and checks.
 `libraries` has peers that run in separate processes.
-`timing` measures, `roofline` measures the limits of the device, and `report`
-stores, compares and prints results.
+`timing` measures, `roofline` measures the limits of the device, `results`
+stores and compares results, and `table` prints them.
 """

@@ -16,6 +16,7 @@ import numpy as np
 from jaxplugin.lab.bench import (
   devices,
   execution,
+  results,
   roofline,
   timing,
   training_step,
@@ -30,7 +31,6 @@ from jaxplugin.lab.bench.peers import (
   variants,
   verification,
 )
-from jaxplugin.lab.bench.report import results
 from jaxplugin.printing import progress
 
 # Matmuls with at most this many rows are bound by reading weights. They are

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
-from jaxplugin.lab.bench import execution, measurement, workloads
+from jaxplugin.lab.bench import execution, measurement, results, workloads
 from jaxplugin.lab.bench.peers import variants, verification
-from jaxplugin.lab.bench.report import results
 from jaxplugin.testing import bench_results
 
 

@@ -15,10 +15,16 @@ import jax
 
 from jaxplugin.cli import arguments, files
 from jaxplugin.dot import backends
-from jaxplugin.lab.bench import devices, measurement, roofline, workloads
+from jaxplugin.lab.bench import (
+  devices,
+  measurement,
+  results,
+  roofline,
+  table,
+  workloads,
+)
 from jaxplugin.lab.bench.libraries import processes
 from jaxplugin.lab.bench.peers import dot_variants, variants
-from jaxplugin.lab.bench.report import results, table
 from jaxplugin.printing import console, progress
 from jaxplugin.ragged import backends as ragged_backends
 

@@ -16,12 +16,13 @@ from jaxplugin.lab.bench import (
   devices,
   execution,
   measurement,
+  results,
   roofline,
+  table,
   timing,
   training_step,
 )
 from jaxplugin.lab.bench.peers import codec_variants, dot_variants, verification
-from jaxplugin.lab.bench.report import results, table
 from jaxplugin.testing import acme_backend, bench_results, command_lines
 
 OPTIONAL = ("matplotlib", "rich", "torch")

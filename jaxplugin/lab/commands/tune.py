@@ -19,10 +19,8 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.explanation import diagnostics
 from jaxplugin.lab.bench import devices, workloads
-from jaxplugin.lab.tuning import session, store, workload
-from jaxplugin.lab.tuning.candidates import listing
+from jaxplugin.lab.tuning import listing, machine, session, store, workload
 from jaxplugin.lab.tuning.operations import operation, registry
-from jaxplugin.lab.tuning.trials import machine
 from jaxplugin.printing import console, progress
 from jaxplugin.tables import resolution
 

@@ -220,7 +220,7 @@ class TunedTest(command_lines.CommandLineTestCase):
     self.assertEqual(told.decision.config, row.chosen.config)
     self.assertEqual(told.decision.implementation_from, "overlay")
     # The same command measures nothing.
-    with mock.patch("jaxplugin.lab.tuning.trials.pool.Pool.run") as run:
+    with mock.patch("jaxplugin.lab.tuning.pool.Pool.run") as run:
       status, out, _ = self.tune()
       run.assert_not_called()
     self.assertEqual(status, 0)

@@ -26,9 +26,15 @@ from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
 from jaxplugin.dot import backends
-from jaxplugin.lab.tuning import session, store, workload
-from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.trials import jobs, machine, pool
+from jaxplugin.lab.tuning import (
+  jobs,
+  listing,
+  machine,
+  pool,
+  session,
+  store,
+  workload,
+)
 from jaxplugin.tables import reading, records
 from jaxplugin.testing import dot_problems, folders
 

@@ -15,10 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from jaxplugin.lab.bench import timing
-from jaxplugin.lab.tuning import store, workload
-from jaxplugin.lab.tuning.candidates import listing
+from jaxplugin.lab.tuning import listing, machine, race, store, workload
 from jaxplugin.lab.tuning.operations import operation, registry
-from jaxplugin.lab.tuning.trials import machine, race
 from jaxplugin.printing import console
 from jaxplugin.tables import records
 

@@ -16,10 +16,8 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.dot import backends
-from jaxplugin.lab.tuning import session, store, workload
-from jaxplugin.lab.tuning.candidates import listing
+from jaxplugin.lab.tuning import listing, machine, session, store, workload
 from jaxplugin.lab.tuning.operations import operation
-from jaxplugin.lab.tuning.trials import machine
 from jaxplugin.printing import console
 from jaxplugin.tables import records
 from jaxplugin.testing import dot_problems, folders

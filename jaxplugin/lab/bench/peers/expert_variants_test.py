@@ -11,9 +11,8 @@ import pytest
 from absl.testing import absltest, parameterized
 
 import jaxplugin as jp
-from jaxplugin.lab.bench import execution, measurement
+from jaxplugin.lab.bench import execution, measurement, table
 from jaxplugin.lab.bench.peers import expert_variants, verification
-from jaxplugin.lab.bench.report import table
 from jaxplugin.testing import acme_backend, bench_results
 
 SHAPE = "experts:3x2of5x96x64"

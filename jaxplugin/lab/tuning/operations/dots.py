@@ -16,7 +16,7 @@ from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.core import targets
 from jaxplugin.dot import backends, problems
 from jaxplugin.dot.backends import cpu
-from jaxplugin.lab.tuning.candidates import triton_space
+from jaxplugin.lab.tuning import triton_space
 from jaxplugin.lab.tuning.operations import operands, operation
 
 _GLOBAL_SCALES: Final = (2.0, 0.25)

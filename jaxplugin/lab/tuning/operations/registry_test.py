@@ -18,10 +18,8 @@ from jaxplugin.dot import backends
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.dot.backends import xla
 from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.tuning import workload
-from jaxplugin.lab.tuning.candidates import listing
+from jaxplugin.lab.tuning import jobs, listing, workload
 from jaxplugin.lab.tuning.operations import operands, registry
-from jaxplugin.lab.tuning.trials import jobs
 from jaxplugin.operation import failures
 from jaxplugin.quantization import problems as quantization
 from jaxplugin.ragged import calls

@@ -17,9 +17,8 @@ from concurrent import futures
 from typing import Final
 
 from jaxplugin.core import targets
-from jaxplugin.lab.tuning.candidates import listing
+from jaxplugin.lab.tuning import jobs, listing, pool, race
 from jaxplugin.lab.tuning.operations import operation, registry
-from jaxplugin.lab.tuning.trials import jobs, pool, race
 
 Progress = Callable[[str], None]
 

@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 from absl.testing import absltest
 
-from jaxplugin.lab.tuning.trials import pool
+from jaxplugin.lab.tuning import pool
 from jaxplugin.testing import folders
 from jaxplugin.testing.trials import faults
 
@@ -185,12 +185,12 @@ class PoolTest(absltest.TestCase):
     path = self.folder() / "pids"
     program = f"""
 import sys, types
-for suffix in ("", ".lab", ".lab.tuning", ".lab.tuning.trials", ".runtime"):
+for suffix in ("", ".lab", ".lab.tuning", ".runtime"):
   name = "jaxplugin" + suffix
   package = types.ModuleType(name)
   package.__path__ = [sys.argv[1] + suffix.replace(".", "/")]
   sys.modules[name] = package
-from jaxplugin.lab.tuning.trials import pool
+from jaxplugin.lab.tuning import pool
 workers = pool.Pool(
   1,
   10**9,
@@ -200,7 +200,7 @@ workers.run(
   [pool.Job(function="faults:hang", argument={str(path)!r}, seconds=99)]
 )
 """
-    root = pathlib.Path(pool.__file__).parents[3]
+    root = pathlib.Path(pool.__file__).parents[2]
     parent = subprocess.Popen([sys.executable, "-c", program, str(root)])
     deadline = time.monotonic() + SECONDS
     while not (path.exists() and len(path.read_text().split()) == 2):

@@ -15,7 +15,7 @@ import jaxplugin as jp
 from jaxplugin.core import formats, targets
 from jaxplugin.dot.backends import cpu, triton
 from jaxplugin.kernels.gpu import configs, constraints
-from jaxplugin.lab.tuning.candidates import listing, triton_space
+from jaxplugin.lab.tuning import listing, triton_space
 from jaxplugin.lab.tuning.operations import operation
 from jaxplugin.printing import console
 from jaxplugin.runtime import triton_library

@@ -13,7 +13,7 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 from jaxplugin.lab import file_locks
-from jaxplugin.lab.bench.report import results
+from jaxplugin.lab.bench import results
 from jaxplugin.testing import bench_results, folders
 
 

@@ -8,8 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from jaxplugin.lab.bench import roofline, timing
-from jaxplugin.lab.bench.report import results
+from jaxplugin.lab.bench import results, roofline, timing
 from jaxplugin.printing import console
 
 WIDTH: Final = 120

@@ -6,7 +6,7 @@ import dataclasses
 
 from absl.testing import parameterized
 
-from jaxplugin.lab.bench.report import table
+from jaxplugin.lab.bench import table
 from jaxplugin.printing import console
 from jaxplugin.testing import bench_results
 

@@ -23,9 +23,8 @@ from jaxplugin.explanation import diagnostics, estimates
 from jaxplugin.lab.bench import devices, execution
 from jaxplugin.lab.bench.peers import operand_sets, variants
 from jaxplugin.lab.compilation import triton_dots
-from jaxplugin.lab.tuning.candidates import listing
+from jaxplugin.lab.tuning import listing, race
 from jaxplugin.lab.tuning.operations import operands, operation, registry
-from jaxplugin.lab.tuning.trials import race
 from jaxplugin.repro import saving
 from jaxplugin.tables import resolution
 

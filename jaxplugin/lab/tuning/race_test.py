@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
-from jaxplugin.lab.tuning.trials import race
+from jaxplugin.lab.tuning import race
 
 ROUNDS: Final = 512  # the tuner's default, of two processes
 SIMULATIONS: Final = 200
