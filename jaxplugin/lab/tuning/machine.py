@@ -33,28 +33,19 @@ class TrialError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrialFault:
-  """Why a candidate cannot be chosen."""
-
-  kind: str  # of `pool.JobOutcome`, or "spills" if a kernel spills registers
-  reason: str
-
-  def __str__(self) -> str:
-    return f"{self.kind}: {self.reason}"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Trials:
   """The results of trying candidates.
 
   Attributes:
-    faults: the faults of candidates that failed, by key.
+    faults: why candidates cannot be chosen, by key.
     notes: the checks that were skipped, by key.
     samples: milliseconds of each round of all processes, by key. A candidate
       that left the race has fewer.
   """
 
-  faults: Mapping[str, TrialFault] = dataclasses.field(default_factory=dict)
+  faults: Mapping[str, pool.JobOutcome] = dataclasses.field(
+    default_factory=dict
+  )
   notes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
   samples: Mapping[str, tuple[float, ...]] = dataclasses.field(
     default_factory=dict
@@ -198,17 +189,17 @@ class LocalMachine:
     self, function: str, running: _Running, progress: Progress
   ) -> Trials:
     """Waits for the jobs of all candidates."""
-    faults: dict[str, TrialFault] = {}
+    faults: dict[str, pool.JobOutcome] = {}
     notes: dict[str, tuple[str, ...]] = {}
     for i, (key, future) in enumerate(running.items(), start=1):
       outcome = future.result()
       if outcome.kind != "done":
-        faults[key] = TrialFault(kind=outcome.kind, reason=outcome.reason)
+        faults[key] = outcome
       elif function == "check":
         notes[key] = tuple(outcome.value)
       elif outcome.value:
         spilled = f"{outcome.value} bytes of registers"
-        faults[key] = TrialFault(kind="spills", reason=spilled)
+        faults[key] = pool.JobOutcome(kind="spills", reason=spilled)
       progress(f"{_DOING[function]} {i}/{len(running)}")
     return Trials(faults=faults, notes=notes)
 
@@ -225,7 +216,7 @@ class LocalMachine:
     """
     default = candidates[0].key
     samples: dict[str, list[float]] = collections.defaultdict(list)
-    faults: dict[str, TrialFault] = {}
+    faults: dict[str, pool.JobOutcome] = {}
     announces = False
     done = 0
     while done < self._options.processes and default not in faults:
@@ -244,7 +235,7 @@ class LocalMachine:
           samples[key] += taken
         for key, reason in outcome.value["failed"].items():
           reason = f"it passed its check and failed in timing: {reason}"
-          faults[key] = TrialFault(kind="unstable", reason=reason)
+          faults[key] = pool.JobOutcome(kind="unstable", reason=reason)
       elif not announces:
         announces = True  # runs again to find the candidate that failed
       else:
@@ -252,9 +243,9 @@ class LocalMachine:
         keys = {c.key for c in left}
         named = [note for note in outcome.notes if note in keys]
         if not named:
-          raise TrialError(f"{outcome.kind}: {outcome.reason}")
-        faults[named[-1]] = TrialFault(
-          kind=outcome.kind, reason=f"while it was timed: {outcome.reason}"
+          raise TrialError(str(outcome))
+        faults[named[-1]] = dataclasses.replace(
+          outcome, reason=f"while it was timed: {outcome.reason}"
         )
     return Trials(
       faults=faults,

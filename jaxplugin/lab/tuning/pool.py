@@ -23,7 +23,9 @@ from typing import Any, Final, Literal
 
 from jaxplugin.runtime import child_process
 
-Kind = Literal["done", "error", "unstable", "wrong", "crash", "hang", "memory"]
+Kind = Literal[
+  "done", "error", "unstable", "wrong", "crash", "hang", "memory", "spills"
+]
 
 _NICENESS: Final = 10
 
@@ -54,7 +56,8 @@ class JobOutcome:
     kind: "done"; "error" or "wrong" if the function raised; "unstable" if it
       raised an error only the first time; "crash" if the process ended; "hang"
       if the deadline passed; "memory" if the job exceeded the memory limit or
-      memory was exhausted.
+      memory was exhausted. `machine` adds "spills" if a kernel of a candidate
+      spills registers.
     value: result of the function, if `kind` is "done".
     reason: why the kind is not "done".
     notes: notes that the function sent.
@@ -64,6 +67,9 @@ class JobOutcome:
   value: Any = None
   reason: str = ""
   notes: tuple[Any, ...] = ()
+
+  def __str__(self) -> str:
+    return f"{self.kind}: {self.reason}"
 
 
 def tried(job: Job, run: Callable[[Job], JobOutcome]) -> JobOutcome:

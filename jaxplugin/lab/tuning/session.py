@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from jaxplugin.lab.bench import timing
-from jaxplugin.lab.tuning import listing, machine, race, store, workload
+from jaxplugin.lab.tuning import listing, machine, pool, race, store, workload
 from jaxplugin.lab.tuning.operations import operation, registry
 from jaxplugin.printing import console
 from jaxplugin.tables import records
@@ -37,7 +37,7 @@ class Result:
   item: workload.Item
   status: Status  # "kept" from an earlier run
   row: records.Row | None = None  # of the table; None if the problem failed
-  faults: Mapping[str, machine.TrialFault] = dataclasses.field(
+  faults: Mapping[str, pool.JobOutcome] = dataclasses.field(
     default_factory=dict
   )
   notes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
@@ -136,7 +136,7 @@ class Session:
     self,
     problem: operation.Problem,
     listed: listing.Listing,
-    faults: Mapping[str, machine.TrialFault],
+    faults: Mapping[str, pool.JobOutcome],
   ) -> None:
     store.add_failures(
       self._rows.failures,
