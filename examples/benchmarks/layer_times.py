@@ -67,13 +67,13 @@ def _compiled(
 ) -> Callable[[], Any]:
   """Returns the compiled program of a layer, with its arguments."""
   mesh = Mesh(np.array(jax.devices()[:1]), ("x",))
-  step, _ = plans.on_one_device(block, format, mesh, fuses=fuses, trains=trains)
+  program = plans.on_one_device(block, format, mesh, fuses=fuses, trains=trains)
   weights, *rows = given if trains else given[:2]
   if not trains and format != plans.PLAIN:
     quantize = jax.jit(lambda w: jp.quantize(w.mT, format))
     weights = {name: quantize(w) for name, w in weights.items()}
   args = weights, *rows
-  return functools.partial(jax.jit(step).lower(*args).compile(), *args)
+  return functools.partial(jax.jit(program.fn).lower(*args).compile(), *args)
 
 
 def _output(result: Any) -> np.ndarray:

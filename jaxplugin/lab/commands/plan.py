@@ -9,13 +9,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxplugin.cli import arguments, functions
 from jaxplugin.core import targets
+from jaxplugin.lab.compilation import deviceless
 from jaxplugin.lab.planning import blocks, layouts, plans, report
 from jaxplugin.printing import console, progress
 
@@ -125,9 +126,18 @@ def _run(args: argparse.Namespace) -> int:
     jobs = _of_model(args, chosen, formats, target)
   found = []
   with progress.shown("compiling", len(jobs), prints=True) as line:
-    for text, compiled in jobs:
-      line.describe(f"compiling {text}")
-      found.append(compiled())
+    for job in jobs:
+      place = f"{job.layout}, " if job.layout.axes else ""
+      line.describe(f"compiling {place}{job.format}")
+      plan = plans.measured(
+        job.program(),
+        name=job.name,
+        layout=job.layout,
+        format=job.format,
+        target=target,
+        counts_kernels=args.traffic,
+      )
+      found.append(plan)
       line.advance()
   if args.json:
     print(report.to_json(found))
@@ -136,8 +146,13 @@ def _run(args: argparse.Namespace) -> int:
   return 0
 
 
-# The text of a step, and the function that compiles it.
-_Job = tuple[str, Callable[[], plans.ModelPlan]]
+class _Job(NamedTuple):
+  """A program to compile, and what its plan says of it."""
+
+  name: str
+  layout: layouts.MeshLayout
+  format: str
+  program: Callable[[], plans.Program]
 
 
 def _of_traffic(
@@ -156,7 +171,10 @@ def _of_traffic(
     sequence=args.sequence or _DEFAULT_SEQUENCE,
     remat=args.remat,
   )
-  blocks.check(block, layouts.MeshLayout(axes=()))
+  blocks.check(block, plans.ONE_DEVICE)
+  mesh = Mesh(jax.devices("cpu")[:1], ("x",))
+  if target.platform == "cuda":
+    mesh = deviceless.mesh(target)
   jobs: list[_Job] = []
   for trains in (False, True):
     name = f"{args.source}'s layer, {block.batch} x {block.sequence}, forward"
@@ -165,13 +183,11 @@ def _of_traffic(
       if format.endswith(plans.RECIPE) and not trains:
         continue
       for fuses in (False,) if format == plans.PLAIN else (False, True):
-        job = functools.partial(
-          plans.of_traffic,
-          *(name, block, format, target),
-          fuses=fuses,
-          trains=trains,
+        program = functools.partial(
+          plans.on_one_device, block, format, mesh, fuses=fuses, trains=trains
         )
-        jobs.append((format, job))
+        named = format + plans.FUSED * fuses
+        jobs.append(_Job(name, plans.ONE_DEVICE, named, program))
   return jobs
 
 
@@ -212,14 +228,14 @@ def _of_model(
       steps = {f"{name}, sums in each": False, f"{name}, sums once": True}
     for name, is_summed_once in steps.items():
       for format in formats:
-        job = functools.partial(
+        program = functools.partial(
           plans.of_block,
-          *(name, block, layout, format, target),
+          *(block, layout, format, target),
           shares=not args.separate,
           microbatches=args.microbatches,
           is_summed_once=is_summed_once,
         )
-        jobs.append((f"{layout}, {format}", job))
+        jobs.append(_Job(name, layout, format, program))
   return jobs
 
 
@@ -242,16 +258,11 @@ def _of_function(
   for layout in chosen:
     mesh = plans.make_mesh(layout, target)
     specs = [_argument(text, mesh) for text in args.arg]
-    jobs += (
-      (
-        f"{layout}, {format}",
-        functools.partial(
-          plans.of_function,
-          *(args.source, fn, specs, layout, format, target, mesh),
-        ),
+    for format in formats:
+      program = functools.partial(
+        plans.Program, plans.quantized(fn, format), specs, mesh
       )
-      for format in formats
-    )
+      jobs.append(_Job(args.source, layout, format, program))
   return jobs
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +35,17 @@ FORMATS: Final = (
   *(format.name for format in formats.KNOWN),
   *(f"{name}{RECIPE}" for name in recipes.BY_FORMAT),
 )
-_ONE_DEVICE: Final = layouts.MeshLayout(axes=())
+ONE_DEVICE: Final = layouts.MeshLayout(axes=())
 # GPUs per host, if there are several hosts.
 _HOST_GPUS: Final = 8
+
+
+class Program(NamedTuple):
+  """A function, and abstract arguments with shardings on a mesh."""
+
+  fn: Callable[..., Any]
+  args: Sequence[Any]
+  mesh: Mesh  # its devices need not be attached
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,9 +110,24 @@ def _dot_general(recipe: recipes.Recipe | str | None) -> Callable[..., Any]:
   return functools.partial(dot_general, key=jax.random.key(0))
 
 
-def _key_of(recipe: recipes.Recipe | str) -> jax.Array | None:
-  """Returns a key for the stochastic rounding of a recipe."""
-  return None if isinstance(recipe, str) else jax.random.key(0)
+def quantized(
+  fn: Callable[..., Any], format: str, **options: Any
+) -> Callable[..., Any]:
+  """Returns a function whose dots `jp.quantize_dots` quantizes.
+
+  Args:
+    fn: a function whose first argument has the parameters.
+    format: the format of matmuls, one of `FORMATS`.
+    **options: of `jp.quantize_dots`.
+
+  Raises:
+    ValueError: If `format` is unknown.
+  """
+  recipe = recipe_of(format)
+  if recipe is None:
+    return fn
+  key = None if isinstance(recipe, str) else jax.random.key(0)
+  return quantized_dots.quantize_dots(fn, recipe, key=key, **options)
 
 
 def make_mesh(layout: layouts.MeshLayout, target: targets.Target) -> Mesh:
@@ -123,7 +146,6 @@ def make_mesh(layout: layouts.MeshLayout, target: targets.Target) -> Mesh:
 
 
 def of_block(
-  name: str,
   block: blocks.TransformerBlock,
   layout: layouts.MeshLayout,
   format: str,
@@ -132,11 +154,11 @@ def of_block(
   shares: bool = True,
   microbatches: int | None = None,
   is_summed_once: bool = False,
-) -> ModelPlan:
-  """Returns the plan of a block, forward and backward.
+) -> Program:
+  """Returns a block, forward and backward.
 
   Args:
-    name, format, target: see `ModelPlan`.
+    format, target: see `ModelPlan`.
     block, layout: sizes and shardings that fit (`blocks.check`).
     shares: whether `jp.quantize_operand` quantizes an input once for query, key
       and value, and once for gate and up of a dense MLP.
@@ -145,7 +167,6 @@ def of_block(
 
   Raises:
     ValueError: If `format` is unknown. See also `deviceless.mesh`.
-    jax.errors.JaxRuntimeError: If XLA cannot compile the program.
   """
   recipe = recipe_of(format)
   share: Callable[[jax.Array], Any] = lambda x: x
@@ -166,39 +187,7 @@ def of_block(
     step, args = sharded.microbatch_step(
       microbatches, is_summed_once=is_summed_once
     )
-  return _measured(step, args, name, layout, format, target, mesh)
-
-
-def of_traffic(
-  name: str,
-  block: blocks.TransformerBlock,
-  format: str,
-  target: targets.Target,
-  *,
-  fuses: bool,
-  trains: bool,
-) -> ModelPlan:
-  """Returns the plan of a block on one device, with its kernels.
-
-  The arguments are those of `on_one_device`. The target is an NVIDIA GPU, or
-  the CPU of this machine.
-  """
-  mesh = Mesh(jax.devices("cpu")[:1], ("x",))
-  if target.platform == "cuda":
-    mesh = deviceless.mesh(target)
-  step, args = on_one_device(block, format, mesh, fuses=fuses, trains=trains)
-  if fuses:
-    format += FUSED
-  return _measured(
-    step,
-    args,
-    name,
-    _ONE_DEVICE,
-    format,
-    target,
-    mesh,
-    counts_kernels=True,
-  )
+  return Program(step, args, mesh)
 
 
 def on_one_device(
@@ -208,8 +197,8 @@ def on_one_device(
   *,
   fuses: bool,
   trains: bool,
-) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-  """Returns a block as a function, and its abstract arguments.
+) -> Program:
+  """Returns a block on one device.
 
   Args:
     block: sizes.
@@ -227,24 +216,21 @@ def on_one_device(
   recipe = recipe_of(format)
   sharded = blocks.ShardedBlock(
     sizes=block,
-    layout=_ONE_DEVICE,
+    layout=ONE_DEVICE,
     mesh=mesh,
     dot_general=lax.dot_general,
     share=lambda x: x,
   )
   if trains:
-    if recipe is None:
-      return sharded.step()
-    return sharded.step(
-      lambda forward: quantized_dots.quantize_dots(
-        forward, recipe, key=_key_of(recipe), fuse_activations=fuses
-      )
+    transform = functools.partial(
+      quantized, format=format, fuse_activations=fuses
     )
+    return Program(*sharded.step(transform), mesh)
   weights, rows = sharded.arguments()
   if not isinstance(recipe, str):
-    return sharded.forward, (weights, rows)
+    return Program(sharded.forward, (weights, rows), mesh)
   quantize = functools.partial(quantization.quantize, format=recipe)
-  quantized = jax.eval_shape(
+  weights = jax.eval_shape(
     lambda ws: {n: quantize(w.mT) for n, w in ws.items()}, weights
   )
   served = dataclasses.replace(
@@ -252,7 +238,7 @@ def on_one_device(
     dot_general=functools.partial(_served, recipe),
     out_format=recipe if fuses else None,
   )
-  return served.forward, (quantized, rows)
+  return Program(served.forward, (weights, rows), mesh)
 
 
 def _served(format: str, x: Any, w: Any, numbers: Any) -> jax.Array:
@@ -270,44 +256,27 @@ def _served(format: str, x: Any, w: Any, numbers: Any) -> jax.Array:
   return y.reshape(shape)
 
 
-def of_function(
-  name: str,
-  fn: Callable[..., Any],
-  args: Sequence[Any],
-  layout: layouts.MeshLayout,
-  format: str,
-  target: targets.Target,
-  mesh: Mesh,
-) -> ModelPlan:
-  """Returns the plan of a function whose dots `jp.quantize_dots` quantizes.
-
-  Args:
-    name, layout, format, target: see `ModelPlan`.
-    fn: a function whose first argument has the parameters.
-    args: abstract arrays with shardings on `mesh`.
-    mesh: `make_mesh(layout, target)`.
-
-  Raises:
-    ValueError: If `format` is unknown, or `quantize_dots` does not support it.
-    jax.errors.JaxRuntimeError: If XLA cannot compile the program.
-  """
-  recipe = recipe_of(format)
-  if recipe is not None:
-    fn = quantized_dots.quantize_dots(fn, recipe, key=_key_of(recipe))
-  return _measured(fn, args, name, layout, format, target, mesh)
-
-
-def _measured(
-  fn: Callable[..., Any],
-  args: Sequence[Any],
-  name: str,
-  layout: layouts.MeshLayout,
-  format: str,
-  target: targets.Target,
-  mesh: Mesh,
+def measured(
+  program: Program,
   *,
+  name: str,
+  layout: layouts.MeshLayout,
+  format: str,
+  target: targets.Target,
   counts_kernels: bool = False,
 ) -> ModelPlan:
+  """Compiles a program, and returns its costs.
+
+  Args:
+    name, layout, format: see `ModelPlan`.
+    target: an NVIDIA GPU, or the CPU of this machine.
+    counts_kernels: whether the plan has the kernels.
+
+  Raises:
+    ValueError: If `quantize_dots` does not support the function.
+    jax.errors.JaxRuntimeError: If XLA cannot compile the program.
+  """
+  fn, args, mesh = program
   begin = time.perf_counter()
   if target.platform == "cuda":
     compiled = deviceless.compile(fn, *args, target=target, mesh=mesh)

@@ -42,11 +42,19 @@ MOST = {"mxfp8": 1.1, "nvfp4": 0.9}
 MOST_OF_MAXIMA = 5e-3
 
 
+def of_block(block, layout, format, **options):
+  layout = layouts.parse(layout)
+  program = plans.of_block(block, layout, format, B200, **options)
+  return plans.measured(
+    program, name="small", layout=layout, format=format, target=B200
+  )
+
+
 @functools.cache
 def plan(layout, format):
   model = blocks.MODELS["small"]
   block = dataclasses.replace(model, batch=8, sequence=256)
-  return plans.of_block("small", block, layouts.parse(layout), format, B200)
+  return of_block(block, layout, format)
 
 
 class PlanTestCase(parameterized.TestCase):
@@ -75,7 +83,7 @@ class FormatsTest(absltest.TestCase):
     for format in (plans.PLAIN, "nvfp4", f"nvfp4{plans.RECIPE}"):
       for trains in (False, True):
         with self.subTest(format, trains=trains):
-          step, args = plans.on_one_device(
+          step, args, _ = plans.on_one_device(
             block, format, mesh, fuses=True, trains=trains
           )
           results = jax.tree.leaves(jax.eval_shape(step, *args))
@@ -95,12 +103,10 @@ class RowTest(PlanTestCase):
     block = dataclasses.replace(blocks.MODELS["small"], batch=32, sequence=256)
     in_each, once = (
       collectives.received(
-        plans.of_block(
-          "small",
+        of_block(
           block,
-          layouts.parse("fsdp=8"),
+          "fsdp=8",
           plans.PLAIN,
-          B200,
           microbatches=4,
           is_summed_once=is_summed_once,
         ).collectives,
