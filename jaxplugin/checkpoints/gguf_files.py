@@ -8,7 +8,7 @@ offset) and, from the next multiple of `general.alignment`, the tensors' bytes.
 Numbers are little-endian. The fastest dimension comes first.
 
 Strings and arrays of the metadata are skipped, because a vocabulary has 262,144
-strings.
+strings. The reader of the package `gguf` makes NumPy arrays of each string.
 
 Source: docs/gguf.md of ggml.
 """

@@ -10,6 +10,9 @@ start after the header. Tensors follow each other without holes.
 Every size is checked against the file's size before memory is allocated. If a
 mapped file shrinks, the next read ends the process.
 
+The reader of the package `safetensors` supports no BF16, FP8, FP6 or FP4 in
+NumPy.
+
 Source: safetensors' README, "Format".
 """
 
