@@ -9,15 +9,19 @@ composites. A loop's trip count is unknown, so its body counts once.
 from __future__ import annotations
 
 import collections
-import dataclasses
+import contextlib
+import graphlib
 from collections.abc import Iterator
 from typing import Any, Final
 
 from jaxplugin.jaxext import program
 from jaxplugin.stablehlo import module_calls, module_parsing, modules
 
-_LOOP: Final = "stablehlo.while"
-_BRANCHES: Final = ("stablehlo.if", "stablehlo.case")
+# Operations with regions, and JAX's names of them.
+_CONTROL: Final = {
+  "stablehlo.while": "while",
+  **dict.fromkeys(("stablehlo.if", "stablehlo.case"), "cond"),
+}
 _CALLEES: Final = {
   "func.call": "callee",
   "stablehlo.composite": "decomposition",
@@ -27,15 +31,6 @@ _CALLEES: Final = {
 # Number of runs of an operation or a function, by the control flow around it.
 Runs = collections.Counter[program.ControlFlow]
 _ALWAYS: Final = program.ControlFlow()
-
-
-def _inside(around: program.ControlFlow, operation: Any) -> program.ControlFlow:
-  """Returns the control flow around operations in an operation's regions."""
-  if operation.name == _LOOP:
-    return dataclasses.replace(around, trips=None)
-  if operation.name in _BRANCHES:
-    return dataclasses.replace(around, is_conditional=True)
-  return around
 
 
 def _within(
@@ -77,32 +72,33 @@ def _runs_of_functions(module: Any) -> dict[str, Runs]:
     ]
     for name, function in functions.items()
   }
-  waiting = collections.Counter(
-    callee for callees in calls.values() for callee, _ in callees
-  )
   runs: dict[str, Runs] = {name: collections.Counter() for name in functions}
   for name, function in functions.items():
     if str(function.attributes.get("sym_visibility")) != '"private"':
       runs[name][_ALWAYS] += 1
   # A function is ready when all its callers are done; recursion never is.
-  ready = [name for name in functions if not waiting[name]]
-  while ready:
-    name = ready.pop()
-    for callee, run in calls[name]:
-      for caller, count in runs[name].items():
-        runs[callee][_within(run, caller)] += count
-      waiting[callee] -= 1
-      if not waiting[callee]:
-        ready.append(callee)
+  order: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter()
+  for name, callees in calls.items():
+    order.add(name)
+    for callee, _ in callees:
+      order.add(callee, name)
+  with contextlib.suppress(graphlib.CycleError):
+    order.prepare()
+  while ready := order.get_ready():
+    for name in ready:
+      for callee, run in calls[name]:
+        for caller, count in runs[name].items():
+          runs[callee][_within(run, caller)] += count
+    order.done(*ready)
   return runs
 
 
 def _walk_runs(operation: Any) -> Iterator[tuple[Any, program.ControlFlow]]:
   """Yields what `modules.walk` yields, each with its control flow."""
-  inside = {operation: _inside(_ALWAYS, operation)}
+  inside = {operation: _ALWAYS}
   for child in modules.walk(operation):
     around = inside[child.parent.operation]
-    inside[child] = _inside(around, child)
+    inside[child] = around.inside(_CONTROL.get(child.name, ""), {})
     yield child, around
 
 
