@@ -128,10 +128,7 @@ def _variant(
   name: str,
   function: Callable[..., Any],
   operands: Callable[[int], tuple[Any, ...]],
-  *,
-  num_bytes: int = 0,
-  flops: int = 0,
-  on_host: bool = False,
+  **fields: Any,
 ) -> variants.Variant:
   return variants.Variant(
     name=name,
@@ -139,9 +136,7 @@ def _variant(
     function=function,
     operands=operands,
     check=lambda i, result: None,
-    num_bytes=num_bytes,
-    flops=flops,
-    on_host=on_host,
+    **fields,
   )
 
 

@@ -60,7 +60,6 @@ def make(
     operands=lambda i: (floats(i) if is_quantize else quantized(i),),
     check=check,
     num_bytes=operand_sets.num_bytes(quantized(0)) + floats(0).nbytes * reads,
-    flops=0,
     is_chosen=True,
   )
   copy = variants.Variant(
@@ -70,7 +69,6 @@ def make(
     operands=lambda i: (floats(i),),
     check=check_copy,
     num_bytes=2 * floats(0).nbytes,
-    flops=0,
   )
   by_xla = dataclasses.replace(
     ours, name="by xla", function=portable, is_chosen=False

@@ -33,7 +33,8 @@ class Variant:
     operands: returns set number i.
     check: raises WrongResultError if a result of set i is wrong. Returns the
       error in units of 2^-24 * sum(|a * b|), or None if bits are compared.
-    num_bytes: the least number of bytes that one call reads and writes.
+    num_bytes: the least number of bytes that one call reads and writes; 0 if
+      only operations count.
     flops: floating-point operations of one call; 0 if only bytes count.
     arithmetic: the arithmetic whose ceiling applies.
     is_chosen: whether the package chooses this variant for the row.
@@ -52,8 +53,8 @@ class Variant:
   function: Callable[..., Any]
   operands: Callable[[int], tuple[Any, ...]]
   check: Callable[[int, Any], float | None]
-  num_bytes: int
-  flops: int
+  num_bytes: int = 0
+  flops: int = 0
   arithmetic: Arithmetic = "floats"
   is_chosen: bool = False
   on_host: bool = False
