@@ -58,8 +58,21 @@ def kernel_calls(text):
 
 
 def by_operations(function):
+  return _for_target(function, OPERATIONS)
+
+
+def by_cpu(function):
+  """Returns the function by C++ kernels, or operations if they are not built.
+
+  backends/cpu_test.py compares the kernels with operations. Those compile
+  longer.
+  """
+  return _for_target(function, TARGET)
+
+
+def _for_target(function, target):
   def wrapped(*args):
-    with targets.use_target(OPERATIONS):
+    with targets.use_target(target):
       return function(*args)
 
   return wrapped
@@ -123,7 +136,7 @@ class InterpretedTestCase(parameterized.TestCase):
     )
 
   def assert_same_bits(self, quantize, x, target=H200):
-    expected = jax.jit(by_operations(quantize))(x)
+    expected = jax.jit(by_cpu(quantize))(x)
     self.assertEmpty(self.names)
     # JAX must not reuse these traces under another target.
     with targets.use_target(

@@ -109,7 +109,16 @@ class BitsTest(parameterized.TestCase):
     expected = jax.jit(lowerings.by_operations(function))(*args)
     contract.assert_same_bits(actual, expected)
 
+  def test_modules_call_the_kernels(self):
+    for name, case in quantization_cases.rows(is_full=False):
+      with self.subTest(name):
+        text = lowerings.lowered_text(case.call, case.array())
+        calls, _ = lowerings.kernel_calls(text)
+        self.assertEqual(calls, case.cpu)
+
+  # In the other rows, triton_test.py compares C++ kernels with Triton's.
   @parameterized.named_parameters(*quantization_cases.rows(is_full=False))
+  @pytest.mark.sample(16)
   def test_kernels_have_the_bits_of_operations(self, case):
     self.assert_same(case.call, case.array(), kernels=case.cpu)
 

@@ -23,6 +23,7 @@ from jaxplugin.lab.compilation import deviceless
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton
 from jaxplugin.testing import quantization_lowerings as lowerings
+from jaxplugin.testing import triton_ir
 from jaxplugin.training import api
 
 MXFP8, MXFP4, NVFP4 = formats.MXFP8, formats.MXFP4, formats.NVFP4
@@ -35,7 +36,7 @@ W = jax.ShapeDtypeStruct((256, 384), jnp.bfloat16)
 
 
 @lowerings.needs_jax_triton
-class LoweringTest(parameterized.TestCase):
+class LoweringTest(triton_ir.WithoutPtx):
   """Which modules call the kernel."""
 
   def calls(self, function, *args, target=H200, platforms=("cuda",)):
@@ -66,7 +67,7 @@ class LoweringTest(parameterized.TestCase):
 
 @lowerings.needs_compiler
 @pytest.mark.full
-class GradientStepTest(parameterized.TestCase):
+class GradientStepTest(triton_ir.WithoutPtx):
   """Kernels that XLA's GPU compiler, without a GPU, has in a training step."""
 
   def kernels(self, function, *args, target):

@@ -22,6 +22,7 @@ from jaxplugin.quantization import operands, problems
 from jaxplugin.quantization.backends import triton
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import quantization_lowerings as lowerings
+from jaxplugin.testing import triton_ir
 from jaxplugin.testing.oracles import quantization_cases
 
 MXFP4, NVFP4 = jp.MXFP4, jp.NVFP4
@@ -144,7 +145,7 @@ X = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)
 
 
 @lowerings.needs_compiler
-class OptimizedTest(parameterized.TestCase):
+class OptimizedTest(triton_ir.WithoutPtx):
   """Programs that XLA's GPU compiler emits without a GPU."""
 
   @parameterized.product(

@@ -43,7 +43,7 @@ def in_shards(function):
 
 @quantization_lowerings.needs_triton
 class PrologueTest(quantization_lowerings.InterpretedTestCase):
-  def test_kernels_agree_with_operations(self):
+  def test_kernels_agree_with_quantize_of_the_result(self):
     cases = prologue_cases.kernel_cases()
     given = [case.args() for case in cases]
     exact = [
@@ -52,18 +52,18 @@ class PrologueTest(quantization_lowerings.InterpretedTestCase):
     ]
 
     @jax.jit
-    def by_operations(results):
+    @quantization_lowerings.by_cpu
+    def quantized(results):
       return [
         case.call(result, {}, prologue=None)
         for case, result in zip(cases, results, strict=True)
       ]
 
-    with targets.use_target(quantization_lowerings.OPERATIONS):
-      quantized = by_operations([y.astype(np.float32) for y, _ in exact])
+    codes = quantized([y.astype(np.float32) for y, _ in exact])
     self.assertEmpty(self.names)
     wanted = [
       (arrays, np.abs(y).max(), total)
-      for (arrays, *_), (y, total) in zip(quantized, exact, strict=True)
+      for (arrays, *_), (y, total) in zip(codes, exact, strict=True)
     ]
     index, plain = next(
       (i, case)

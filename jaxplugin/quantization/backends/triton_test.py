@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize` by Triton kernels: its bits in the interpreter, and its modules.
 
-The bits are compared with XLA's operations, in Triton's interpreter.
-api_bits_test.py compares the operations with NumPy.
+In Triton's interpreter, kernels are compared with the C++ kernels.
+api_bits_test.py compares those with NumPy, and cpu_test.py with operations.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from jaxplugin.lab.compilation import deviceless
 from jaxplugin.quantization import backends, problems, quantize_primitive
 from jaxplugin.quantization.backends import triton
 from jaxplugin.runtime import lowering, triton_library
-from jaxplugin.testing import contract, quantization_lowerings
+from jaxplugin.testing import contract, quantization_lowerings, triton_ir
 from jaxplugin.testing.oracles import quantization_cases
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
@@ -60,14 +60,14 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
   @parameterized.named_parameters(
     *quantization_cases.rows(is_full=False, for_triton=True)
   )
-  def test_kernels_have_the_bits_of_operations(self, case):
+  def test_kernels_have_the_bits_of_quantize(self, case):
     self.check(case)
 
   @parameterized.named_parameters(
     *quantization_cases.rows(is_full=True, for_triton=True)
   )
   @pytest.mark.sample(1)
-  def test_more_kernels_have_the_bits_of_operations(self, case):
+  def test_more_kernels_have_the_bits_of_quantize(self, case):
     self.check(case)
 
   @parameterized.parameters(
@@ -76,7 +76,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     (NVFP4, (37, 80), {}),
     (NVFP4, (1, 512), {"global_scale": np.float32(0.37)}),
   )
-  def test_kernel_that_reads_m_has_the_bits_of_operations(
+  def test_kernel_that_reads_m_has_the_bits_of_quantize(
     self, format, shape, options
   ):
     x = quantization_lowerings.numbers(shape, jnp.bfloat16)
@@ -135,8 +135,15 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     )
 
 
+def triton_calls(function, x=X, target=H200, platforms=("cuda",)):
+  """Returns how many kernels a module calls."""
+  with targets.use_target(target):
+    text = quantization_lowerings.lowered_text(function, x, platforms=platforms)
+  return text.count("@triton_kernel_call")
+
+
 @quantization_lowerings.needs_jax_triton
-class LoweringTest(parameterized.TestCase):
+class LoweringTest(triton_ir.WithoutPtx):
   """Which modules call the kernels."""
 
   @parameterized.parameters("linear", "swizzled_128x4")
@@ -152,15 +159,8 @@ class LoweringTest(parameterized.TestCase):
     moved = text.count("stablehlo.transpose")
     self.assertEqual(moved > 0, layout != "linear")
 
-  def calls(self, function, x=X, target=H200, platforms=("cuda",)):
-    with targets.use_target(target):
-      text = quantization_lowerings.lowered_text(
-        function, x, platforms=platforms
-      )
-    return text.count("@triton_kernel_call")
-
   @parameterized.named_parameters(
-    # (name, function, count, other arguments of `calls`)
+    # (name, function, count, other arguments of `triton_calls`)
     ("dequantizes_by_operations", MXFP8_TRIP, 1, {}),
     ("each_platform", NVFP4_TRIP, 2, {"platforms": ("cuda", "cpu")}),
     *(
@@ -173,14 +173,7 @@ class LoweringTest(parameterized.TestCase):
     ("empty", NVFP4_TRIP, 0, {"x": jax.ShapeDtypeStruct((0, 64), "float32")}),
   )  # fmt: skip
   def test_module_calls_kernels(self, function, count, options):
-    self.assertEqual(self.calls(function, **options), count)
-
-  @parameterized.parameters(*NVIDIA_TARGETS)
-  @pytest.mark.sample(3)
-  def test_kernels_are_compiled_for_each_gpu(self, name):
-    target = targets.named_target(name)
-    calls = self.calls(of_three_formats, target=target)
-    self.assertEqual(calls, 1 + 1 + 2)
+    self.assertEqual(triton_calls(function, **options), count)
 
   def test_exported_module_gets_operations(self):
     with targets.use_target(H200):
@@ -198,11 +191,21 @@ class LoweringTest(parameterized.TestCase):
     x = jax.ShapeDtypeStruct(
       X.shape, X.dtype, sharding=jax.sharding.NamedSharding(mesh, P("x"))
     )
-    self.assertEqual(self.calls(MXFP8_TRIP, x), count)
+    self.assertEqual(triton_calls(MXFP8_TRIP, x), count)
+
+
+@quantization_lowerings.needs_jax_triton
+class CompiledTest(parameterized.TestCase):
+  @parameterized.parameters(*NVIDIA_TARGETS)
+  @pytest.mark.sample(3)
+  def test_kernels_are_compiled_for_each_gpu(self, name):
+    target = targets.named_target(name)
+    calls = triton_calls(of_three_formats, target=target)
+    self.assertEqual(calls, 1 + 1 + 2)
 
 
 @quantization_lowerings.needs_compiler
-class OptimizedTest(parameterized.TestCase):
+class OptimizedTest(triton_ir.WithoutPtx):
   """Programs that XLA's GPU compiler emits without a GPU."""
 
   def opcodes(self, text):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What recipes add to a device's share of an array, by Triton kernels.
 
-Shares together have the bits that operations give the whole array: random bits
+Shares together have the bits that C++ kernels give the whole array: random bits
 are those of the places that values have there, and scales are chosen under its
 global scale.
 """
@@ -23,7 +23,7 @@ from jaxplugin.core import blocking, targets
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.quantization import operands, problems
 from jaxplugin.quantization.backends import triton, xla
-from jaxplugin.testing import contract
+from jaxplugin.testing import contract, triton_ir
 from jaxplugin.testing import quantization_lowerings as lowerings
 from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.oracles import quantization_cases
@@ -60,7 +60,7 @@ class BitwiseTest(lowerings.InterpretedTestCase):
 
   def assert_shares_have_the_bits(self, quantize, shape, spec):
     x = lowerings.numbers(shape, np.float32)
-    expected = lowerings.by_operations(quantize)(x)
+    expected = lowerings.by_cpu(quantize)(x)
     target = targets.named_target("h200")
     with targets.use_target(target), jax.set_mesh(self.mesh):
       sharded = jax.device_put(np.asarray(x), NamedSharding(self.mesh, spec))
@@ -144,7 +144,7 @@ class BitwiseTest(lowerings.InterpretedTestCase):
 
 
 @lowerings.needs_compiler
-class OptimizedTest(parameterized.TestCase):
+class OptimizedTest(triton_ir.WithoutPtx):
   @parameterized.parameters(
     (MXFP4, (LAST, {}), (FIRST, {}), KEYS, 1),
     # Beside it what finds the largest numbers.

@@ -17,7 +17,12 @@ from jaxplugin.core import blocking
 from jaxplugin.lab.compilation import deviceless, traffic
 from jaxplugin.lab.planning import collectives as collectives_lib
 from jaxplugin.quantization import operands
-from jaxplugin.testing import contract, folders, quantization_lowerings
+from jaxplugin.testing import (
+  contract,
+  folders,
+  quantization_lowerings,
+  triton_ir,
+)
 from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.oracles import quantization_cases
 
@@ -185,7 +190,7 @@ class BitsTest(MeshTestCase):
       )
 
 
-class OptimizedTest(MeshTestCase):
+class OptimizedTest(MeshTestCase, triton_ir.WithoutPtx):
   @quantization_lowerings.needs_library
   @parameterized.parameters(jp.MXFP8, jp.NVFP4)
   @pytest.mark.sample(1)
