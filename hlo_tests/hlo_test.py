@@ -22,15 +22,19 @@ import tool
 from absl.testing import absltest, parameterized
 
 from jaxplugin.lab.compilation import deviceless
-from jaxplugin.testing import folders, written_modules
+from jaxplugin.testing import folders, triton_ir, written_modules
 
 PATHS = golden.paths()
 IMPOSSIBLE = "no such text in any module"
 
 
 @functools.cache
+def _output_of(arguments):
+  return golden.output(tool.main, golden.Run(arguments, ()))
+
+
 def _output(run):
-  return golden.output(tool.main, run)
+  return _output_of(run.tool)
 
 
 def _named(path):
@@ -40,7 +44,7 @@ def _named(path):
   }
 
 
-class GoldenTest(parameterized.TestCase):
+class GoldenTest(triton_ir.WithoutPtx):
   def skip_without_compiler(self, runs):
     if any(run.needs_compiler for run in runs) and tool.missing_compiler():
       self.skipTest(tool.missing_compiler())

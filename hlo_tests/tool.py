@@ -46,6 +46,7 @@ from jaxplugin.lab.compilation import deviceless
 from jaxplugin.stablehlo import rewriter
 
 
+@functools.cache
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog="tool.py",

@@ -10,6 +10,7 @@ target. The tables depend on the rules, so a test compares the page.
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import re
@@ -72,6 +73,7 @@ def rows() -> list[tuple[str, targets.Target]]:
   return found
 
 
+@functools.cache
 def table() -> str:
   """Returns the table in Markdown."""
   lines = [

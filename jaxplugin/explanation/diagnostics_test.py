@@ -15,7 +15,11 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.runtime import triton_library
-from jaxplugin.testing import quantization_lowerings, written_modules
+from jaxplugin.testing import (
+  quantization_lowerings,
+  triton_ir,
+  written_modules,
+)
 
 
 def _operand(format, *shape):
@@ -64,7 +68,7 @@ class ExplainTest(parameterized.TestCase):
         jp.MXFP8,
       )
       (dot,) = jp.explain(jp.ragged_dot, x, experts, sizes, target=h200)
-      with jp.use_target(h200):
+      with jp.use_target(h200), triton_ir.without_ptx():
         traced = jax.jit(jp.ragged_dot).trace(x, experts, sizes)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
       is_empty = "without a kernel" in str(dot.decision.notes)
@@ -310,9 +314,9 @@ class ExplainModuleTest(parameterized.TestCase):
       (jp.named_target("h100"), "cuda", "triton_kernel_call"),
     ):
       with self.subTest(target.name), jp.use_target(target):
-        lowered = (
-          jax.jit(jp.linear).trace(x, w).lower(lowering_platforms=(platform,))
-        )
+        traced = jax.jit(jp.linear).trace(x, w)
+        with triton_ir.without_ptx():
+          lowered = traced.lower(lowering_platforms=(platform,))
         self.assertRegex(
           str(jp.explain(lowered)), rf"assumed: custom calls of {call}\S* \(1 "
         )
