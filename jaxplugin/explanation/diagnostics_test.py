@@ -141,7 +141,7 @@ class ExplainTest(parameterized.TestCase):
       jp.explain(jnp.sin, 1.0, target="b200")
 
 
-class ExplainModuleTest(parameterized.TestCase):
+class ExplainModuleTest(triton_ir.WithoutPtx):
   B200 = jp.named_target("b200", cudnn="9.12")
 
   def test_dot_has_its_place_problem_decision_and_refusals(self):
@@ -314,9 +314,9 @@ class ExplainModuleTest(parameterized.TestCase):
       (jp.named_target("h100"), "cuda", "triton_kernel_call"),
     ):
       with self.subTest(target.name), jp.use_target(target):
-        traced = jax.jit(jp.linear).trace(x, w)
-        with triton_ir.without_ptx():
-          lowered = traced.lower(lowering_platforms=(platform,))
+        lowered = (
+          jax.jit(jp.linear).trace(x, w).lower(lowering_platforms=(platform,))
+        )
         self.assertRegex(
           str(jp.explain(lowered)), rf"assumed: custom calls of {call}\S* \(1 "
         )

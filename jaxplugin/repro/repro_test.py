@@ -16,7 +16,6 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from absl.testing import parameterized
 from jax.extend import core as extend_core
 from jax.interpreters import mlir
@@ -130,31 +129,52 @@ class BisectTest(ReproTestCase):
       found.program, r"differ .* by \d(\.\d)?e-0[5-9] of|by 0 of"
     )
 
-  @parameterized.parameters(
-    (DOT, "dot", lambda problem: problem.m == 9 and problem.n == 64),
-    (DOT_2, "dot", lambda problem: problem.n == 33),
-    (QUANTIZE, "quantize", lambda problem: problem.shape == (33, 64)),
-    (QUANTIZE_2, "quantize", lambda problem: problem.shape == (9, 64)),
-    (RAGGED, "ragged", lambda problem: True),
-    (DEQUANTIZE, "dequantize", lambda problem: True),
-  )
-  @pytest.mark.sample(3)
-  def test_first_wrong_call_is_named(self, number, operation, is_meant):
-    def change(x, _):
+  def test_wrong_calls_are_named(self):
+    def wrong(x, _):
       return x.at[(0,) * x.ndim].set(jnp.asarray(1e3, x.dtype))
 
-    if operation == "quantize":
-      change = lambda x, _: x.at[0, 0].set(x[0, 0] ^ 1)
-    with planted(operation, change, is_meant):
-      found = jp.repro.replay(self.file)
-    self.assertEqual(found.first_wrong, number, str(found))
-    wrong = {x.implementation: x for x in found.calls[number].comparisons}
-    self.assertTrue(wrong["cpu"].is_wrong)
-    self.assertFalse(wrong["xla"].is_wrong)
-    self.assertIn(f"The first wrong call is {number}.", str(found))
-    self.assertRegex(
-      wrong["cpu"].text, r"at \[0, 0\]: got|result 0 at \[0, 0\]"
-    )
+    flipped = lambda x, _: x.at[0, 0].set(x[0, 0] ^ 1)
+
+    def fail(*_):
+      raise RuntimeError("planted")
+
+    for faults, expected in (
+      (
+        (
+          ("dot", wrong, lambda problem: problem.n == 64),
+          ("quantize", flipped, lambda problem: problem.shape == (9, 64)),
+          ("ragged", wrong),
+        ),
+        [DOT, LAYER, QUANTIZE_2, RAGGED],
+      ),
+      (
+        (
+          ("dot", wrong, lambda problem: problem.n == 33),
+          ("quantize", flipped, lambda problem: problem.shape == (33, 64)),
+          ("dequantize", wrong),
+          ("ragged", fail),
+        ),
+        [QUANTIZE, DOT_2, RAGGED, DEQUANTIZE],
+      ),
+    ):
+      with contextlib.ExitStack() as stack:
+        for fault in faults:
+          stack.enter_context(planted(*fault))
+        found = jp.repro.replay(self.file)
+      is_wrong = [i for i, call in enumerate(found.calls) if call.is_wrong]
+      self.assertEqual(is_wrong, expected, str(found))
+      self.assertEqual(found.first_wrong, expected[0])
+      self.assertIn(f"The first wrong call is {expected[0]}.", str(found))
+      for number in expected:
+        results = {x.implementation: x for x in found.calls[number].comparisons}
+        self.assertTrue(results["cpu"].is_wrong)
+        self.assertFalse(results["xla"].is_wrong)
+        self.assertRegex(
+          results["cpu"].text,
+          r"at \[0, 0\]: got|result 0 at \[0, 0\]|RuntimeError: planted",
+        )
+    # An error of an implementation is its comparison.
+    self.assertIn("cpu: WRONG, RuntimeError: planted", str(found))
 
   def test_wrong_prologue_is_named(self):
     def producers(x):
@@ -177,15 +197,6 @@ class BisectTest(ReproTestCase):
       with self.subTest(bit), planted("quantize", change, is_norm):
         found = jp.repro.replay(self.path)
         self.assertEqual(found.first_wrong, wrong, str(found))
-
-  def test_error_of_an_implementation_is_its_comparison(self):
-    def fail(*_):
-      raise RuntimeError("planted")
-
-    with planted("ragged", fail):
-      found = jp.repro.replay(self.file)
-    text = "\n".join(map(str, found.calls[RAGGED].comparisons))
-    self.assertIn("cpu: WRONG, RuntimeError: planted", text)
 
   def test_command_prints_the_call_and_its_status_says_wrong(self):
     def function(x):
@@ -504,29 +515,36 @@ class FusedTest(ReproTestCase):
     call = repro_files.read(self.file).calls[0]
     self.assertEqual(sorted(call.loops), [0, 0, 1, 1])
 
-  @parameterized.parameters(
-    ("ragged", False, 2, 0, r"trip or shard \[2\], layer 2, at \[0, 0\]: got"),
-    ("ragged", True, 1, 2, r"trip or shard \[1\], layer 1, at \[0, 0\]: got"),
-    ("dot", True, None, 4, r"^at \[0, 0\]: got"),
-    ("ragged", True, None, 6, r"^at \[0, 0\]: got"),
-  )
-  @pytest.mark.sample(2)
-  def test_first_wrong_kernel_is_named(
-    self, operation, with_offset, layer, number, text
-  ):
-    def change(x, call):
-      is_wrong = True
-      if operation == "ragged" and layer is None:
-        is_wrong = call.group_sizes.max() < 9
-      elif operation == "ragged":
-        is_wrong = call.group_sizes[layer] == 9
-      return x.at[0, 0].add(jnp.where(is_wrong, 1e3, 0))
+  def test_wrong_kernels_are_named(self):
+    def change_if(is_wrong):
+      def change(x, call):
+        return x.at[0, 0].add(jnp.where(is_wrong(call), 1e3, 0))
 
-    with planted(operation, change, with_offset=with_offset):
+      return change
+
+    sizes = lambda call: call.group_sizes
+    is_layer_1 = lambda call: (sizes(call)[1] == 9) | (sizes(call).max() < 9)
+    with (
+      planted(
+        "ragged",
+        change_if(lambda call: sizes(call)[2] == 9),
+        lambda problem: problem.rhs.format == jp.MXFP8,
+      ),
+      planted("ragged", change_if(is_layer_1), with_offset=True),
+      planted("dot", change_if(lambda _: True), with_offset=True),
+    ):
       found = jp.repro.replay(self.file)
-    self.assertEqual(found.first_wrong, number, str(found))
-    (one,) = (x for x in found.calls[number].comparisons if x.is_wrong)
-    self.assertRegex(one.text, text)
+    for number, call in enumerate(found.calls):
+      texts = [x.text for x in call.comparisons if x.is_wrong]
+      expected = {
+        0: [r"trip or shard [2], layer 2, at [0, 0]: got"],
+        2: [r"trip or shard [1], layer 1, at [0, 0]: got"],
+        4: ["at [0, 0]: got"],
+        6: ["at [0, 0]: got"],
+      }.get(number, [])
+      self.assertLen(texts, len(expected), str(found))
+      for text, start in zip(texts, expected, strict=True):
+        self.assertStartsWith(text, start)
 
 
 class ShardedTest(ReproTestCase):

@@ -13,7 +13,7 @@ from absl.testing import parameterized
 from jaxplugin.lab.tuning import race
 
 ROUNDS: Final = 512  # the tuner's default, of two processes
-SIMULATIONS: Final = 200
+SIMULATIONS: Final = 100
 NOISE: Final = 0.05
 
 
