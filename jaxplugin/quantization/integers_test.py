@@ -379,8 +379,8 @@ class PackageRulesTest(parameterized.TestCase):
         self.assertLess((error / (2.0**-24 * np.abs(wide).sum(0))).max(), 16)
 
   def test_stochastic_rounding_has_the_mean(self):
-    # A zero point, a minimum, int8 with a zero point, and rules without either.
-    cases = (*(("up", f) for f in FORMATS[1:4]), *PACKAGE_RULES[::2])
+    # A zero point, a minimum, and rules without either.
+    cases = (*(("up", f) for f in FORMATS[1:3]), *PACKAGE_RULES[::4])
 
     @jax.jit
     def run(x, keys):
@@ -389,14 +389,16 @@ class PackageRulesTest(parameterized.TestCase):
         draw = lambda key, rule=rule, format=format: jp.quantize(
           x, format, scale_rounding=rule, key=key
         ).dequantize()
-        mean = jnp.mean(jax.vmap(draw)(keys), 0)
-        results.append((jp.quantize(x, format).scale, mean))
+        results.append(jnp.mean(jax.vmap(draw)(keys), 0))
       return results
 
     x = self.numbers()[20:21]
     results = run(x, jax.random.split(jax.random.key(0), 2000))
-    for (_, format), (scale, mean) in zip(cases, results, strict=True):
-      scale = np.abs(np.asarray(scale, np.float32))
+    for (rule, format), mean in zip(cases, results, strict=True):
+      _, scale, *_ = (
+        oracle(x, format) if rule == "up" else package_oracle(x, rule, format)
+      )
+      scale = np.abs(scale.astype(np.float32))
       step = np.repeat(scale, format.along(640).block_size, -1)
       error = np.sort(np.abs(np.asarray(mean - x) / step)[0])
       # The extremes of a block may saturate.

@@ -73,6 +73,7 @@ class BitsTest(parameterized.TestCase):
         self.assertGreater(np.mean(quantize().values != expected.values), 0.01)
 
   @parameterized.product(format=FORMATS, size=(16, 32))
+  @pytest.mark.sample(3)
   def test_transformed_before_it_is_rounded(self, format, size):
     x = np.random.default_rng(2).integers(-99, 99, (40, 96)).astype(np.float32)
     actual = operands.quantize(x, spec_of(format, hadamard=size))
