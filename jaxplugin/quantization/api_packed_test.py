@@ -94,7 +94,7 @@ class PackedTest(parameterized.TestCase):
     )
 
   @parameterized.product(format=FP4, name=tuple(CALLS))
-  @pytest.mark.sample(16)
+  @pytest.mark.sample(len(CALLS))  # each call once
   def test_default_has_the_bits_of_unpacked(self, format, name):
     call, *shape = CALLS[name]
     if shape:

@@ -153,7 +153,7 @@ class AsymmetricTest(parameterized.TestCase):
         self.assertEqual(array.shape, shape)
 
   @parameterized.parameters(*FORMATS)
-  @pytest.mark.sample(3)
+  @pytest.mark.sample(2)
   def test_any_axis_and_stacks(self, format):
     x = odd_numbers(30, 320)[12:].reshape(2, 9, 320)
 
@@ -336,7 +336,7 @@ class PackageRulesTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*PACKAGE_RULES)
-  @pytest.mark.sample(3)
+  @pytest.mark.sample(2)
   def test_any_axis_and_short_blocks(self, rule, format):
     @jax.jit
     def run(x):

@@ -85,14 +85,16 @@ def converted_words_kernel(
 def dequantize_kernel(
   codes, scale, out, OPERAND: tl.constexpr, DECODING: tl.constexpr
 ):
-  """One row: out[64] = bf16 of codes under scale codes, 32 or 16 a scale."""
+  """out[programs, 64] = bf16 of the codes under each program's scale codes."""
+  pid = tl.program_id(0)
   vec_size: tl.constexpr = OPERAND.values_per_scale
   size: tl.constexpr = 64 // OPERAND.values_per_element
   row = tl.arange(0, 1)[:, None]
   code = tl.load(codes + row + tl.arange(0, size)[None, :])
+  scale += pid * (64 // vec_size)
   factor = tl.load(scale + row + tl.arange(0, 64 // vec_size)[None, :])
   values = decode.dequantize(code, factor, OPERAND, DECODING)
-  tl.store(out + row + tl.arange(0, 64)[None, :], values)
+  tl.store(out + pid * 64 + row + tl.arange(0, 64)[None, :], values)
 
 
 @triton.jit
@@ -268,18 +270,14 @@ class DecodeTest(parameterized.TestCase):
   def test_fp4_with_every_scale(self, name, decoding):
     # The products that are largest and smallest, subnormals, zeros and NaN.
     format = formats.by_name(name)
-    count = 64 // format.block_size
     values = np.tile(np.arange(16, dtype=np.uint8), 4)
     packed = values[0::2] | values[1::2] << 4
-    for first in range(0, 256, count):
-      scale = CODES[first : first + count]
-      factor = scale.view(format.scale_dtype).astype(np.float64)
-      exact = values.view(formats.E2M1).astype(np.float64) * np.repeat(
-        factor, format.block_size
-      )
-      with np.errstate(over="ignore"):  # 3 * 2^127, 4 * 2^127, 6 * 2^127
-        exact = exact.astype(np.float32).astype(np.float64)
-      self.assert_dequantized(exact, name, packed, scale, decoding)
+    factor = CODES.view(format.scale_dtype).astype(np.float64)
+    exact = np.repeat(factor, format.block_size).reshape(-1, 64)
+    exact = exact * values.view(formats.E2M1).astype(np.float64)
+    with np.errstate(over="ignore"):  # 3 * 2^127, 4 * 2^127, 6 * 2^127
+      exact = exact.astype(np.float32).astype(np.float64)
+    self.assert_dequantized(exact, name, packed, CODES, decoding)
 
   def assert_dequantized(self, exact, name, values, scale, decoding):
     operand = kind(name)
@@ -290,10 +288,10 @@ class DecodeTest(parameterized.TestCase):
     if name == "nvfp4":  # as other GPUs are given them
       codes.append(scale.view(formats.E4M3))
     for scale_codes in codes:
-      out = np.zeros(64, BF16)
+      out = np.zeros(exact.shape, BF16)
       interpret.launch(
         dequantize_kernel,
-        1,
+        exact.size // 64,
         values,
         scale_codes,
         out,

@@ -159,7 +159,7 @@ class GlobalScaleTest(parameterized.TestCase):
   def test_results_are_those_of_jp_quantize(self, case, most):
     size, dtype = case
     rng = np.random.default_rng(12)
-    x = (rng.standard_normal((3, 37, 560)) * size).astype(dtype)
+    x = (rng.standard_normal((3, 37, 304)) * size).astype(dtype)
     wanted = jp.quantize(jnp.asarray(x), jp.NVFP4)
     found = computed(x, most)
     self.assertLessEqual(found["maxima"].size, most)
@@ -175,7 +175,7 @@ class GlobalScaleTest(parameterized.TestCase):
   @pytest.mark.sample(1)
   def test_largest_is_found_in_every_tile(self, most):
     rng = np.random.default_rng(5)
-    for _ in range(6):
+    for _ in range(4):
       x = rng.normal(size=(3, 33, 272)).astype(np.float32)
       x.reshape(-1)[rng.integers(x.size)] = -100  # anywhere
       maxima = computed(x, most)["maxima"]

@@ -136,7 +136,7 @@ class ScheduleTest(parameterized.TestCase):
   def test_random_sizes(self, block_m, groups):
     rng = np.random.default_rng(groups)
     for kind in range(6):
-      for m in (1, 37):
+      for m in (1, 21):
         self.check(ragged_suite.random_sizes(rng, groups, m, kind), m, block_m)
 
   @parameterized.parameters(
@@ -229,7 +229,8 @@ class RaggedTest(parameterized.TestCase):
       lhs = gpu_operands.make_operand(
         self.rng, "f32", (1, self.M, self.N), integers=True
       )
-    for sizes in (self.SIZES, (29, 0, 0, 0), (0, 0, 0, 1)):
+    # Many programs add the parts of a split k.
+    for sizes in (self.SIZES, (29, 0, 0, 0), (0, 0, 0, 1))[::split_k]:
       self.check(
         lhs,
         rhs,
