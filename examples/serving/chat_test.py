@@ -22,8 +22,9 @@ PARAMS = decoder_weights.random_params(CONFIG)
 RNG = np.random.default_rng(1)
 # Longer than a part, and not a multiple of one.
 PROMPT = RNG.integers(CONFIG.vocabulary, size=chat.PART + 9).tolist()
-# One number of slots for all tests, so that they share their programs.
-SLOTS = 320
+# One number of slots for all tests, so that they share their programs. They
+# have one window of attention.
+SLOTS = 192
 SECOND = RNG.integers(CONFIG.vocabulary, size=5).tolist()
 
 

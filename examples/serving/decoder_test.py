@@ -91,7 +91,8 @@ def relative(actual, expected):
 
 
 class ReferenceTest(parameterized.TestCase):
-  @parameterized.parameters("f32", "f32 halves", "f32 scan")
+  # CacheTest runs the program of the first one, and DecodeTest unrolls layers.
+  @parameterized.parameters("f32 scan", "f32", "f32 halves")
   @pytest.mark.sample(1)
   def test_plain_forms_are_the_transformer(self, name):
     model = variant(name)
@@ -165,7 +166,7 @@ class CacheTest(parameterized.TestCase):
     for part in np.split(tokens, (254, 255, 256, 257), axis=1):
       if int(cache.length) == 256:
         self.assertTrue(np.isfinite(np.concatenate(rows)).all())
-        cure = lambda x: jnp.nan_to_num(x, nan=0.0)
+        cure = lambda x: jax.device_put(np.nan_to_num(x))
         cache = cache._replace(values=jax.tree.map(cure, cache.values))
       y, cache = run(model.decoder, model.params, part, cache)
       rows.append(np.asarray(y[0]))
@@ -176,7 +177,7 @@ class CacheTest(parameterized.TestCase):
   def test_a_float16_cache_errs_by_its_rounding(self):
     model = variant("f32 scan")
     expected = reference(variant("f32"), TOKENS)
-    actual = all_logits(model, TOKENS, [7, 1, 1], dtype="float16")
+    actual = all_logits(model, TOKENS, [9], dtype="float16")
     error = relative(actual, expected)
     self.assertLess(error, F16_TOLERANCE)
     self.assertGreater(error, F32_TOLERANCE)  # it is rounded
@@ -184,26 +185,23 @@ class CacheTest(parameterized.TestCase):
   def test_a_prompt_in_padded_parts_gives_the_token_of_a_whole_one(self):
     model = variant("f32 scan")
     prefill = functools.partial(decoder.prefill, model.decoder, model.params)
-    expected, _ = prefill(
-      jnp.asarray(TOKENS), cache=model.new_cache([0, 0], SLOTS, "float32")
-    )
     cache = model.new_cache([0, 0], SLOTS, "float32")
     padded = np.pad(TOKENS, ((0, 0), (0, 1)), constant_values=7)
     for part, count in ((padded[:, :5], 5), (padded[:, 5:], 4)):
       token, cache = prefill(jnp.asarray(part), cache=cache, count=count)
-    np.testing.assert_array_equal(token, expected)
     self.assertEqual(int(cache.length), 9)
     # The padding's slot is written again, and not seen before.
     args = {"steps": 3, "cache": cache}
     tokens, _ = decoder.decode(model.decoder, model.params, token, **args)
-    text = np.concatenate([TOKENS, token[:, None], tokens[:-1].T], axis=1)
-    wanted = reference(variant("f32"), text)[:, 9:].argmax(axis=-1)
-    np.testing.assert_array_equal(tokens.T, wanted)
+    said = np.concatenate([token[None], tokens]).T
+    text = np.concatenate([TOKENS, said[:, :-1]], axis=1)
+    wanted = reference(variant("f32"), text)[:, 8:].argmax(axis=-1)
+    np.testing.assert_array_equal(said, wanted)
 
 
 class SamplingTest(parameterized.TestCase):
   # Probabilities 1/2, 1/4, 1/8, 1/8, at temperature 1.
-  SCORES = jnp.log(jnp.array([1 / 8, 1 / 2, 1 / 8, 1 / 4]))
+  SCORES = np.log(np.float32([1 / 8, 1 / 2, 1 / 8, 1 / 4]))
 
   @parameterized.parameters(
     ({"top_k": 4, "top_p": 1.0}, (1 / 8, 1 / 2, 1 / 8, 1 / 4)),
@@ -215,7 +213,7 @@ class SamplingTest(parameterized.TestCase):
   def test_tokens_are_drawn_with_their_probabilities(self, fields, expected):
     sampling = decoder.Sampling(**{"temperature": 1.0} | fields)
     count = 4000
-    scores = jnp.tile(self.SCORES, (count, 1))
+    scores = np.tile(self.SCORES, (count, 1))
     tokens = sampling(scores, jax.random.key(0))
     share = np.bincount(tokens, minlength=4) / count
     # Five standard deviations of a share.
@@ -260,10 +258,9 @@ class DecodeTest(parameterized.TestCase):
 
   def test_the_cache_is_given_away(self):
     model = variant("f32 scan")
-    cache = model.new_cache([0], SLOTS)
-    decoder.prefill(
-      model.decoder, model.params, jnp.asarray(TOKENS[:1]), cache=cache
-    )
+    cache = model.new_cache([0, 0], SLOTS, "float32")
+    prompt = jnp.asarray(TOKENS[:, :5])
+    decoder.prefill(model.decoder, model.params, prompt, cache=cache, count=5)
     self.assertTrue(cache.keys.is_deleted())
 
 
