@@ -188,7 +188,7 @@ class ModelTest(parameterized.TestCase):
     self.assertNotIn("without cudnn=", told)
 
   def test_table_has_a_row_for_each_matmul(self):
-    w = jp.quantize(jnp.ones((96, 64)), jp.NVFP4)
+    w = jp.quantize(np.ones((96, 64), "f4"), jp.NVFP4)
 
     def function(x, w):
       with jax.named_scope("up"):
@@ -196,7 +196,7 @@ class ModelTest(parameterized.TestCase):
       with jax.named_scope("down"):
         return y @ jnp.ones((96, 7))
 
-    x = jnp.ones((3, 64), jnp.bfloat16)
+    x = np.ones((3, 64), jnp.bfloat16)
     lines = str(jp.explain(function, x, w, target=B200)).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("#"))
     header, up, down = (line.split() for line in lines[start : start + 3])
@@ -212,7 +212,7 @@ class ModelTest(parameterized.TestCase):
       self.assertRegex(" ".join(row[-2:]), r"^[\d.]+ (ns|us)$")
 
   def test_table_has_loops_batches_groups_and_phases(self):
-    w = jp.quantize(jnp.ones((5, 96, 64)), jp.MXFP8)
+    w = jp.quantize(np.ones((5, 96, 64), "f4"), jp.MXFP8)
 
     def function(x, w):
       step = lambda x, _: (jp.ragged_dot(x, w, jnp.full((5,), 2))[:, :64], None)
@@ -221,7 +221,7 @@ class ModelTest(parameterized.TestCase):
         "bmk,bkn->bmn", jnp.ones((2, 3, 4)), jnp.ones((2, 4, 5))
       )
 
-    text = str(jp.explain(function, jnp.ones((10, 64)), w, target=B200))
+    text = str(jp.explain(function, np.ones((10, 64), "f4"), w, target=B200))
     self.assertRegex(text, r"f32 x mxfp8, +\S* *10 +96 +64 +3 ")
     self.assertRegex(text, r"f32 x f32 +2 +3 +5 +4 +1 ")
 
@@ -303,7 +303,7 @@ class QuantizationTest(parameterized.TestCase):
 
   @parameterized.parameters("uint4_128", "uint4_32_min")
   def test_dequantize_with_an_offset_is_listed(self, format):
-    x = jp.quantize(jnp.ones((3, 32, 128)), format)
+    x = jp.quantize(np.ones((3, 32, 128), "f4"), format)
     for function, shape in (
       (jp.dequantize, (3, 32, 128)),
       (jax.vmap(jp.dequantize), (3, 32, 128)),
@@ -429,8 +429,8 @@ class EstimateTest(parameterized.TestCase):
     self.assertEqual(words, "1 kB, 1 TFLOP, at least 2 us")
 
   def test_one_layer_of_a_stack_is_read(self):
-    x = jnp.ones((4, 64))
-    stack = jp.quantize(jnp.ones((5, 32, 64)), jp.MXFP8)
+    x = np.ones((4, 64), "f4")
+    stack = jp.quantize(np.ones((5, 32, 64), "f4"), jp.MXFP8)
     layer = jax.jit(lambda x, w, i: jp.linear(x, w, layer=i))
     in_stack = jp.explain(layer, x, stack, 1)
     alone = jp.explain(jp.linear, x, stack[1])
@@ -440,7 +440,7 @@ class EstimateTest(parameterized.TestCase):
     self.assertEqual(alone[-1].estimate.num_bytes, num_bytes)
 
   def test_slices_of_a_scan_over_weights_are_copied_on_a_cpu(self):
-    x = jnp.ones((64, 64))
+    x = np.ones((64, 64), "f4")
     target = dataclasses.replace(jp.named_target("cpu"), cpu_kernels="avx2")
 
     def notes(function, *weights, target=target):
@@ -448,7 +448,7 @@ class EstimateTest(parameterized.TestCase):
       (dot,) = jp.explain(jax.jit(scan), x, *weights, target=target)
       return dot.decision.notes
 
-    stack = jp.quantize(jnp.ones((5, 64, 64)), jp.MXFP8)
+    stack = jp.quantize(np.ones((5, 64, 64), "f4"), jp.MXFP8)
     plain = lambda x, w: (jp.linear(x, w[0]), None)
     (note,) = notes(plain, stack)
     self.assertRegex(note, "copied in each step; .* linear.layer=")
@@ -457,7 +457,7 @@ class EstimateTest(parameterized.TestCase):
     self.assertEqual(
       notes(lambda x, w: (inner(x, w[0]), None), stack.to_bytes()), (note,)
     )
-    experts = jp.quantize(jnp.ones((5, 2, 64, 64)), jp.MXFP8)
+    experts = jp.quantize(np.ones((5, 2, 64, 64), "f4"), jp.MXFP8)
     groups = lambda x, w: (jp.ragged_dot(x, w[0], jnp.array([60, 4])), None)
     (note,) = notes(groups, experts)
     self.assertRegex(note, "copied in each step; .* sizes of other layers")
@@ -465,7 +465,10 @@ class EstimateTest(parameterized.TestCase):
     whole = lambda x, i: (jp.linear(x, stack, layer=i[0]), None)
     for function, given in (
       (whole, jnp.arange(5)),
-      (lambda x, y: (jp.linear(y[0] + x, stack[0]), None), jnp.ones((5, 64))),
+      (
+        lambda x, y: (jp.linear(y[0] + x, stack[0]), None),
+        np.ones((5, 64), "f4"),
+      ),
     ):
       self.assertNotIn("copied", str(notes(function, given)))
     h100 = jp.named_target("h100")
@@ -751,10 +754,12 @@ class FlopsTest(absltest.TestCase):
   def test_ragged_dots_of_other_packages_are_added(self):
     emit = lambda call: jnp.zeros(call.shape, call.dtype)
     acme_backend.register(self, emit, first=True, operation="ragged_dot")
-    weights = jp.quantize(jnp.ones((3, self.N, self.K)), "mxfp8", batch_dims=1)
+    weights = jp.quantize(
+      np.ones((3, self.N, self.K), "f4"), "mxfp8", batch_dims=1
+    )
     explanation = jp.explain(
       jp.ragged_dot,
-      jnp.ones((self.M, self.K)),
+      np.ones((self.M, self.K), "f4"),
       weights,
       jnp.array([self.M, 0, 0]),
       target=self.CPU,

@@ -18,10 +18,24 @@ from jaxplugin.testing import contract
 from jaxplugin.testing.models import normal
 
 
+def spec(*shape):
+  """Returns the type of an array, for tests that only read the report."""
+  return jax.ShapeDtypeStruct(shape, np.float32)
+
+
+def types(module, *args):
+  """Returns the types of the parameters of a module of linen."""
+  return jax.eval_shape(module.init, jax.random.key(0), *args)
+
+
+def filled(tree):
+  """Returns a tree of types with numbers. Initializers compile long."""
+  return jax.tree.map(lambda x: normal(*x.shape), tree)
+
+
 def init(module, *args):
-  """Parameters of a module of linen, without compiling its initializers."""
-  types = jax.eval_shape(module.init, jax.random.key(0), *args)
-  return jax.tree.map(lambda x: normal(*x.shape), types)
+  """Returns parameters of a module of linen."""
+  return filled(types(module, *args))
 
 
 def entries(report):
@@ -112,7 +126,7 @@ class LinenTest(parameterized.TestCase):
       Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=3
     )()
     x = jnp.ones((1, 64))
-    inside = init(module, x, None)["params"]
+    inside = types(module, x, None)["params"]
     params = {"ScanBlock_0": inside}
     _, by_name = jp.quantize_params(params, "mxfp8", min_size=0)
     _, seen = jp.quantize_params(
@@ -151,7 +165,7 @@ class LinenTest(parameterized.TestCase):
   def test_metadata_around_an_array_stays(self):
     initializer = nn.with_partitioning(nn.initializers.normal(), ("a", "b"))
     module = nn.Dense(64, kernel_init=initializer)
-    params = init(module, jnp.ones((1, 64)))
+    params = types(module, jnp.ones((1, 64)))
     params_q, report = jp.quantize_params(params, "mxfp8")
     self.assertEqual(entries(report)["params/kernel"], (0,))
     box = params_q["params"]["kernel"]
@@ -161,22 +175,22 @@ class LinenTest(parameterized.TestCase):
 
 class TreesTest(parameterized.TestCase):
   def test_state_of_nnx_merges_to_a_model(self):
-    model = nnx.Sequential(
+    make = lambda: nnx.Sequential(
       nnx.Linear(64, 128, rngs=nnx.Rngs(0)), nnx.Embed(64, 64, rngs=nnx.Rngs(1))
     )
-    graph, state = nnx.split(model)
+    graph, state = nnx.split(nnx.eval_shape(make))
+    state = filled(state)
     state_q, report = jp.quantize_params(state, "mxfp4")
     found = entries(report)
     self.assertEqual(found["layers/0/kernel"], (0,))
     self.assertIn("embedding", found["layers/1/embedding"])
     merged = nnx.merge(graph, state_q)
-    kernel = model.layers[0].kernel[...]
+    kernel = nnx.merge(graph, state).layers[0].kernel[...]
     contract.assert_same_bits(
       merged.layers[0].kernel.get_value().array, jp.quantize(kernel.T, "mxfp4")
     )
 
   def test_equinox_knows_its_layers_by_their_types(self):
-    @jax.jit
     def make(key):
       return {
         "a": eqx.nn.Linear(64, 96, key=key),
@@ -186,7 +200,7 @@ class TreesTest(parameterized.TestCase):
         "e": eqx.nn.GRUCell(64, 64, key=key),
       }
 
-    model = make(jax.random.key(0))
+    model = filled(jax.eval_shape(make, jax.random.key(0)))
     model_q, report = jp.quantize_params(model, "nvfp4")
     found = entries(report)
     self.assertEqual(found["a/weight"], (1,))
@@ -199,16 +213,16 @@ class TreesTest(parameterized.TestCase):
 
   def test_bias_of_a_checkpoint_says_which_way_a_weight_lies(self):
     params = {
-      "h.0.attn.c_attn.weight": normal(64, 192),
-      "h.0.attn.c_attn.bias": normal(192),
-      "h.0.mlp.up.weight": normal(192, 64),
-      "h.0.mlp.up.bias": normal(192),
-      "h.0.attn.q.weight": normal(64, 64),
-      "h.0.attn.q.bias": normal(64),
-      "h.0.mlp.experts.weight": normal(4, 96, 64),
-      "mlp/~/linear_0": {"w": normal(64, 160), "b": normal(160)},
-      "mlp/~/linear_1": {"w": normal(160, 64), "b": normal(160)},
-      "mlp/~/linear_2": {"w": normal(64, 64), "b": normal(32)},
+      "h.0.attn.c_attn.weight": spec(64, 192),
+      "h.0.attn.c_attn.bias": spec(192),
+      "h.0.mlp.up.weight": spec(192, 64),
+      "h.0.mlp.up.bias": spec(192),
+      "h.0.attn.q.weight": spec(64, 64),
+      "h.0.attn.q.bias": spec(64),
+      "h.0.mlp.experts.weight": spec(4, 96, 64),
+      "mlp/~/linear_0": {"w": spec(64, 160), "b": spec(160)},
+      "mlp/~/linear_1": {"w": spec(160, 64), "b": spec(160)},
+      "mlp/~/linear_2": {"w": spec(64, 64), "b": spec(32)},
     }
     _, report = jp.quantize_params(params, "mxfp8")
     found = entries(report)
@@ -227,7 +241,7 @@ class TreesTest(parameterized.TestCase):
 
     model = hk.without_apply_rng(hk.transform(net))
     x = normal(5, 64)
-    params = jax.jit(model.init)(jax.random.key(0), x)
+    params = filled(jax.eval_shape(model.init, jax.random.key(0), x))
     params_q, report = jp.quantize_params(params, "mxfp8")
     layers = ("query", "key", "value", "linear")
     expected = {f"multi_head_attention/{name}/w": (0,) for name in layers}
@@ -247,16 +261,16 @@ class TreesTest(parameterized.TestCase):
 
   def test_what_is_not_known_is_left_and_said(self):
     params = {
-      "mixed": normal(64, 64),
-      "kernel": normal(4, 64, 64),
-      "dense": {"kernel": normal(60, 64)},
-      "small": {"kernel": normal(32, 32)},
-      "codes": {"kernel": jnp.ones((64, 64), jnp.int8)},
-      "taken": {"kernel": normal(64, 64)},
-      "wide": {"kernel": normal(3, 3, 32, 64), "bias": normal(64)},
-      "other": {"kernel": normal(4, 64, 64), "bias": normal(32)},
-      "linear_1": {"w": normal(64, 96)},  # of haiku
-      "mixer": {"w": normal(64, 96)},
+      "mixed": spec(64, 64),
+      "kernel": spec(4, 64, 64),
+      "dense": {"kernel": spec(60, 64)},
+      "small": {"kernel": spec(32, 32)},
+      "codes": {"kernel": jax.ShapeDtypeStruct((64, 64), np.int8)},
+      "taken": {"kernel": spec(64, 64)},
+      "wide": {"kernel": spec(3, 3, 32, 64), "bias": spec(64)},
+      "other": {"kernel": spec(4, 64, 64), "bias": spec(32)},
+      "linear_1": {"w": spec(64, 96)},  # of haiku
+      "mixer": {"w": spec(64, 96)},
     }
     params_q, report = jp.quantize_params(params, "mxfp8")
     found = entries(report)
@@ -281,7 +295,7 @@ class TreesTest(parameterized.TestCase):
 
   def test_table_has_one_line_for_layers_that_are_alike(self):
     shapes = {"up_0": (64, 96), "up_1": (64, 96), "up_2": (96, 64)}
-    params = {name: {"kernel": normal(*s)} for name, s in shapes.items()}
+    params = {name: {"kernel": spec(*s)} for name, s in shapes.items()}
     _, report = jp.quantize_params(params, "mxfp8")
     lines = [line.split() for line in str(report).splitlines()]
     names = [line[:3] for line in lines if "contracts" in line]
@@ -290,11 +304,11 @@ class TreesTest(parameterized.TestCase):
     )
 
   def test_tied_weight_is_left_wherever_it_is(self):
-    table = normal(128, 64)
+    table = spec(128, 64)
     params = {
       "embed": {"embedding": table},
       "out": {"kernel": table},
-      "own": {"kernel": normal(128, 64)},
+      "own": {"kernel": spec(128, 64)},
     }
     params_q, report = jp.quantize_params(params, "mxfp8")
     self.assertIn(
@@ -358,19 +372,19 @@ class CallTest(parameterized.TestCase):
 
   def test_names_need_say_nothing(self):
     params = {
-      "a": normal(64, 96),
-      "b": normal(32, 96),
-      "c": normal(3, 32, 64),
-      "d": normal(64, 4, 16),
-      "e": normal(4, 16, 64),
-      "f": normal(5, 64, 64),
-      "in_turn": normal(2, 64, 64),
-      "unused": normal(64, 64),
-      "tied": normal(96, 64),
-      "looked_up": normal(64, 64),
-      "layers_second": normal(32, 1, 64),
-      "layers_in_the_middle": normal(64, 3, 64),
-      "both_ways": normal(64, 64),
+      "a": spec(64, 96),
+      "b": spec(32, 96),
+      "c": spec(3, 32, 64),
+      "d": spec(64, 4, 16),
+      "e": spec(4, 16, 64),
+      "f": spec(5, 64, 64),
+      "in_turn": spec(2, 64, 64),
+      "unused": spec(64, 64),
+      "tied": spec(96, 64),
+      "looked_up": spec(64, 64),
+      "layers_second": spec(32, 1, 64),
+      "layers_in_the_middle": spec(64, 3, 64),
+      "both_ways": spec(64, 64),
     }
 
     def call(p):
@@ -424,14 +438,15 @@ class CallTest(parameterized.TestCase):
   def test_it_knows_what_conventions_know(self):
     module = nn.MultiHeadDotProductAttention(num_heads=4)
     x = jnp.ones((2, 3, 64))
-    params = init(module, x)
+    params = types(module, x)
     _, by_name = jp.quantize_params(params, "mxfp8")
     _, seen = jp.quantize_params(
       params, "mxfp8", call=lambda p: module.apply(p, x)
     )
     self.assertLen(seen.quantized, 4)
     self.assertEqual(seen.quantized, by_name.quantized)
-    model = eqx.nn.MLP(64, 64, 64, 1, key=jax.random.key(0))
+    make = lambda key: eqx.nn.MLP(64, 64, 64, 1, key=key)
+    model = eqx.filter_eval_shape(make, jax.random.key(0))
     _, seen = jp.quantize_params(model, "mxfp8", call=lambda m: m(x[0, 0]))
     self.assertEqual(entries(seen)["layers/1/weight"], (1,))
 
@@ -457,7 +472,7 @@ class WhereTest(parameterized.TestCase):
     ):
       with self.subTest(shape=shape, axis=axis):
         params_q, report = jp.quantize_params(
-          {"odd": normal(*shape)}, "nvfp4", where=lambda p, axis=axis: axis
+          {"odd": spec(*shape)}, "nvfp4", where=lambda p, axis=axis: axis
         )
         self.assertEqual(report.entries[0].contracting, contracting)
         self.assertEqual(params_q["odd"].shape, shape)
@@ -474,7 +489,7 @@ class WhereTest(parameterized.TestCase):
           TypeError, "quantize_params: where must return integers as axes of up"
         ),
       ):
-        self.quantize(lambda p, axis=axis: axis, up=normal(64, 96))
+        self.quantize(lambda p, axis=axis: axis, up=spec(64, 96))
 
   def test_it_is_told_what_is_known(self):
     seen = {}
@@ -485,8 +500,8 @@ class WhereTest(parameterized.TestCase):
 
     _, report = self.quantize(
       where,
-      lm_head={"kernel": normal(64, 64)},
-      up={"kernel": normal(64, 96), "bias": normal(96)},
+      lm_head={"kernel": spec(64, 64)},
+      up={"kernel": spec(64, 96), "bias": spec(96)},
     )
     self.assertEqual(seen["up/kernel"], ((0,), True, (64, 96), ""))
     self.assertEqual(seen["lm_head/kernel"][:2], ((0,), False))
@@ -497,8 +512,8 @@ class WhereTest(parameterized.TestCase):
   def test_a_format_is_that_of_the_array(self):
     params_q, _ = self.quantize(
       lambda p: "nvfp4" if "down" in p.path else p.is_default,
-      down={"kernel": normal(64, 64)},
-      up={"kernel": normal(64, 64)},
+      down={"kernel": spec(64, 64)},
+      up={"kernel": spec(64, 64)},
     )
     self.assertEqual(params_q["down"]["kernel"].format, jp.NVFP4)
     self.assertEqual(params_q["up"]["kernel"].format, jp.MXFP8)
@@ -521,18 +536,18 @@ class WhereTest(parameterized.TestCase):
         self.subTest(answer=answer),
         self.assertRaisesRegex(error, message),
       ):
-        self.quantize(lambda p, answer=answer: answer, odd=normal(*shape))
+        self.quantize(lambda p, answer=answer: answer, odd=spec(*shape))
     with self.assertRaisesRegex(TypeError, "where must be a function"):
-      self.quantize("kernel", odd=normal(64, 64))
+      self.quantize("kernel", odd=spec(64, 64))
     for size in ("a", -1, 0.5):
       with self.assertRaisesRegex(
         TypeError, f"min_size must be .*got {size!r}"
       ):
-        jp.quantize_params({"w": normal(64, 64)}, "mxfp8", min_size=size)
+        jp.quantize_params({"w": spec(64, 64)}, "mxfp8", min_size=size)
 
   def test_a_tree_of_which_nothing_is_quantized_warns(self):
     with self.assertWarnsRegex(UserWarning, "none of 1 arrays was quantized"):
-      self.quantize(None, odd=normal(64, 64))
+      self.quantize(None, odd=spec(64, 64))
     with warnings.catch_warnings():
       warnings.simplefilter("error")
-      self.quantize(None, kernel=normal(64, 64))
+      self.quantize(None, kernel=spec(64, 64))

@@ -121,7 +121,7 @@ class RoundTripTest(Case):
     ):
       for name in names:
         with self.subTest(layout, shape=shape, format=name):
-          w = jp.quantize(jnp.ones(shape), name, axis=axis)
+          w = jp.quantize(np.ones(shape, np.float32), name, axis=axis)
           found = self.saved({"a.weight": w}, layout=layout)["a.weight"]
           self.assertEqual(str(found.format), name)
           self.assertEqual((found.shape, found.axis), (shape, w.axis))
@@ -154,10 +154,13 @@ class RoundTripTest(Case):
 
   def test_kernels_are_weights_again(self):
     module = nn.Dense(64)
-    x = jnp.asarray(normal(2, 64))
-    variables = module.init(jax.random.key(0), x)
+    x = jax.device_put(normal(2, 64))
+    variables = jax.tree.map(
+      lambda x: jax.device_put(normal(*x.shape, dtype=x.dtype)),
+      jax.eval_shape(module.init, jax.random.key(0), x),
+    )
     call = jax.jit(jp.accept_quantized(module.apply))
-    heads = {"q.kernel": jnp.asarray(normal(64, 4, 16), jnp.bfloat16)}
+    heads = {"q.kernel": jax.device_put(normal(64, 4, 16))}
     tree, _ = jp.quantize_params(
       variables, "mxfp8", where=lambda p: 0 if "kernel" in p.path else False
     )
