@@ -26,6 +26,7 @@ from jaxplugin.testing import folders, triton_ir, written_modules
 
 PATHS = golden.paths()
 IMPOSSIBLE = "no such text in any module"
+DOT = "--target cpu --lhs 8x32xmxfp8 --rhs 8x32xmxfp8 --implementation xla"
 
 
 @functools.cache
@@ -128,26 +129,20 @@ class RunLineTest(parameterized.TestCase):
     with self.assertRaises(golden.GoldenError):
       golden.runs(self.write(text))
 
-  def test_failing_command_is_an_error(self):
-    path = self.write("// RUN: %tool emit --target b100 | filecheck %s\n")
-    with self.assertRaisesRegex(golden.GoldenError, "exit status 2"):
-      golden.check(tool.main, path)
-
-  def test_a_dot_that_is_not_refused_is_an_error(self):
-    path = self.write(
-      "// RUN: %tool refuse --target cpu --lhs 8x32xmxfp8 --rhs 8x32xmxfp8"
-      " --implementation xla | filecheck %s\n"
-    )
-    with self.assertRaisesRegex(golden.GoldenError, "not refused"):
-      golden.check(tool.main, path)
-
-  def test_wrong_check_fails_and_says_where(self):
-    path = self.write(
-      "// RUN: %tool emit --target cpu --lhs 8x32xmxfp8 --rhs 8x32xmxfp8"
-      " --implementation xla | filecheck %s\n// CHECK: stablehlo.dot_general\n"
-      "// CHECK-SAME: bf16\n"
-    )
-    with self.assertRaisesRegex(golden.GoldenError, f'{path}:3.*match "bf16"'):
+  @parameterized.parameters(
+    ("emit --target b100", "", "exit status 2"),
+    (f"refuse {DOT}", "", "not refused"),
+    (
+      f"emit {DOT}",
+      "// CHECK: stablehlo.dot_general\n// CHECK-SAME: bf16\n",
+      'golden.mlir:3.*match "bf16"',
+    ),
+  )
+  def test_command_or_check_that_fails_is_an_error(
+    self, command, checks, message
+  ):
+    path = self.write(f"// RUN: %tool {command} | filecheck %s\n{checks}")
+    with self.assertRaisesRegex(golden.GoldenError, message):
       golden.check(tool.main, path)
 
   def test_handwritten_file_is_not_regenerated(self):
