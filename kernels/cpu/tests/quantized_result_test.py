@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import sys
 
@@ -91,6 +92,8 @@ RAGGED_ROWS = (
 )
 
 
+# Each instruction set has the same operands, which take most of the time.
+@functools.cache
 def _operands(row: Row):
   rng = np.random.default_rng(0)
   batch, m, n, k = row.shape
@@ -109,6 +112,20 @@ def _operands(row: Row):
     )
   lhs, rhs = side(row.lhs, (batch, m, k)), side(row.rhs, (row.rhs_batch, n, k))
   return (lhs, rhs, *arrays)
+
+
+@functools.cache
+def _ragged_operands(row: RaggedRow):
+  rng = np.random.default_rng(0)
+  m, n, k = row.shape
+  groups = len(row.sizes)
+  lhs = testing.gaussians(row.lhs, (m, k), rng, row.spread)
+  rhs = testing.gaussians(row.rhs, (groups, n, k), rng, row.spread)
+  if not row.has_epilogue:
+    return lhs, rhs, row.sizes
+  factors = rng.uniform(1, 2, (1, groups)).astype(np.float32)
+  bias = rng.standard_normal((groups, n)).astype(np.float32)
+  return lhs, rhs, row.sizes, factors, bias
 
 
 class QuantizedResultTest(parameterized.TestCase):
@@ -143,17 +160,7 @@ class QuantizedResultTest(parameterized.TestCase):
 
   @testing.each(row=RAGGED_ROWS)
   def test_ragged_dots_quantize_the_f32_result(self, row, isa):
-    rng = np.random.default_rng(0)
-    m, n, k = row.shape
-    groups = len(row.sizes)
-    lhs = testing.gaussians(row.lhs, (m, k), rng, row.spread)
-    rhs = testing.gaussians(row.rhs, (groups, n, k), rng, row.spread)
-    operands = (lhs, rhs, row.sizes)
-    if row.has_epilogue:
-      operands += (
-        rng.uniform(1, 2, (1, groups)).astype(np.float32),
-        rng.standard_normal((groups, n)).astype(np.float32),
-      )
+    operands = _ragged_operands(row)
     options = {"activation": row.activation, "isa": isa}
     out = testing.QuantizedResult(row.out, row.global_scale)
     expected = out.of(testing.call_ragged(*operands, **options), isa)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
 
@@ -286,6 +287,14 @@ class QuantizedRowsTest(parameterized.TestCase):
       call(x, rhs, isa=isa, attributes={"engine": of_floats})
 
 
+@functools.cache
+def ragged_weights(name):
+  """Returns two stacks of weights, which several tests multiply."""
+  rng = np.random.default_rng(9)
+  # The third group of the second one is cut into parts.
+  return [weights(name, (4, n, k), rng) for n, k in ((70, 160), (1600, 544))]
+
+
 class RaggedTest(parameterized.TestCase):
   """Groups of rows with a weight each: few rows, none, many, no group."""
 
@@ -300,11 +309,9 @@ class RaggedTest(parameterized.TestCase):
     self, name, isa, activation
   ):
     rng = np.random.default_rng(9)
-    # The third group is cut into parts.
-    for n, k in ((70, 160), (1600, 544)):
-      rhs = weights(name, (4, n, k), rng)
+    for rhs in ragged_weights(name):
       for dtype in testing.FLOATS:
-        x = rng.standard_normal((15, k)).astype(dtype)
+        x = rng.standard_normal((15, rhs.exact.shape[-1])).astype(dtype)
         lhs = testing.Side("f32", x, None)
         lhs.values = x
         options = {"isa": isa, "activation": activation}

@@ -552,7 +552,9 @@ class Side:
     self.codebook = codebook_of(format)
     if self.codebook is None:
       self.values = values.astype(dtype)
-      exact = np.ldexp(self.values.astype(np.float64), -self.fraction_bits)
+      exact = self.values.astype(np.float64)
+      if self.fraction_bits:
+        exact = np.ldexp(exact, -self.fraction_bits)
     else:
       distance = np.abs(np.asarray(values)[..., None] - self.codebook)
       code = np.argmin(distance, -1)
@@ -571,7 +573,7 @@ class Side:
       )
       factor = np.repeat(factor, self.block, axis=-1)[..., : values.shape[-1]]
       with np.errstate(invalid="ignore"):
-        exact = exact * factor
+        exact *= factor
     self.exact = exact
     self.element = 6 if packed and dtype == INT4 else 0
     if packed and dtype in (E2M1, INT4):
