@@ -20,7 +20,7 @@ from jax import lax
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.jaxext import tangents
-from jaxplugin.quantization import arguments, prologues, quantize_primitive
+from jaxplugin.quantization import arguments, operands, prologues
 from jaxplugin.quantization import out_format as out_format_lib
 
 _MOST: Final = float(np.finfo(np.float32).max)
@@ -536,24 +536,32 @@ def _quantized(
     )
   else:
     global_scale = lax.stop_gradient(out.global_scale)
-  each, sums, amax = _produced(
-    x,
-    more,
+  own_format = format.along(sizes[0])
+  specs = tuple(
+    operands.QuantizeSpec(
+      format=own_format,
+      along=blocking.Blocking.along(axis, len(shape), own_format.block_size),
+      scale_rounding=out.scale_rounding,
+    )
+    for axis in axes
+  )
+  found = operands.quantize_all(
+    prologues.PrologueCall(prologue=prologue, x=x, more=more),
+    specs,
+    (out.key,) * len(axes),
     global_scale,
-    out.key,
-    prologue=prologue,
-    format=format.along(sizes[0]),
-    axes=axes,
-    scale_rounding=out.scale_rounding,
     packed=packed,
+    for_products=False,
     returns_amax=out.returns_amax,
   )
-  arrays = []
-  for values, scale, own in each:
-    own = None if own is None else own.reshape((1,) * len(shape))
-    arrays.append(scaled_array.ScaledArray(values, scale, own, format))
+  count = len(axes)
+  arrays = [scaled_array.replace(y, format=format) for y in found[:count]]
+  amax, sums = (
+    found[count:][: out.returns_amax],
+    found[count + out.returns_amax :],
+  )
   result: Any = tuple(arrays) if len(arrays) == 2 else arrays[0]
-  result = (result, amax) if out.returns_amax else result
+  result = (result, *amax) if amax else result
   return [out_format_lib.with_source(result, out, source), *sums]
 
 
@@ -563,48 +571,6 @@ def _source(
   x: jax.Array, more: Mapping[str, jax.Array], prologue: prologues.Prologue
 ) -> jax.Array:
   return prologues.compute(prologue, x, more)[0]
-
-
-@functools.partial(
-  jax.jit,
-  static_argnames=(
-    "prologue",
-    "format",
-    "axes",
-    "scale_rounding",
-    "packed",
-    "returns_amax",
-  ),
-)
-def _produced(
-  x: jax.Array,
-  more: Mapping[str, jax.Array],
-  global_scale: jax.Array | None,
-  key: jax.Array | None,
-  *,
-  prologue: prologues.Prologue,
-  format: formats.BlockFormat,
-  axes: tuple[int, ...],
-  scale_rounding: arguments.ScaleRounding,
-  packed: bool,
-  returns_amax: bool,
-) -> tuple[list[quantize_primitive.Quantized], list[jax.Array], Any]:
-  """Returns the results of each axis, the sum if any, and the amax or None."""
-  each, amax, _, total = quantize_primitive.produce(
-    x,
-    global_scale,
-    blockings=[
-      blocking.Blocking.along(axis, x.ndim, format.block_size) for axis in axes
-    ],
-    keys=None if key is None else [key],
-    format=format,
-    scale_rounding=scale_rounding,
-    packed=packed,
-    returns_amax=returns_amax,
-    prologue=prologue,
-    more=more,
-  )
-  return each, [] if total is None else [total], amax
 
 
 def _alike(

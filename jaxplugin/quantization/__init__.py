@@ -9,7 +9,6 @@ or minima, and by the rules of other packages.
 """
 
 from jaxplugin.quantization.api import quantize as quantize
-from jaxplugin.quantization.api import quantize_blocked as quantize_blocked
 from jaxplugin.quantization.api import quantize_both as quantize_both
 from jaxplugin.quantization.arguments import SCALE_ROUNDINGS as SCALE_ROUNDINGS
 from jaxplugin.quantization.arguments import ScaleRounding as ScaleRounding

@@ -8,7 +8,7 @@ One of `backends` computes the results; all backends compute the same bits.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import jax
@@ -21,6 +21,7 @@ from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import (
   arguments,
   integers,
+  operands,
   problems,
   quantize_primitive,
 )
@@ -275,83 +276,27 @@ def quantize_both(
     global_scale = global_scales.global_scale(
       who, x, format, axes, axis_name=axis_name, given=global_scale
     )
-  first, second = quantize_blocked(
-    x,
-    format,
-    [blocking.Blocking.along(axis, x.ndim, format.block_size) for axis in axes],
-    scale_rounding=scale_rounding,
-    global_scale=global_scale,
-    packed=packed,
-  )
-  first.surrogate = second.surrogate = surrogate
-  return first, second
-
-
-def quantize_blocked(
-  x: jax.Array,
-  format: formats.BlockFormat,
-  blockings: Sequence[blocking.Blocking],
-  *,
-  scale_rounding: arguments.ScaleRounding,
-  global_scale: jax.Array | None = None,
-  packed: bool = False,
-  for_products: bool = False,
-) -> list[scaled_array.ScaledArray]:
-  """Quantizes `x` along each blocking, from one read if possible.
-
-  Args:
-    x, format, scale_rounding, global_scale, packed: as for `quantize`.
-    for_products: as for `QuantizationProblem`.
-  """
-  results = _quantize_blocked(
-    x,
-    global_scale,
-    format,
-    tuple(blockings),
-    scale_rounding,
-    packed,
-    for_products,
-  )
-  for result in results:
-    validation.remember_positive(result.scale)
-  return results
-
-
-@functools.partial(
-  jax.jit,
-  static_argnames=(
-    "format",
-    "blockings",
-    "scale_rounding",
-    "packed",
-    "for_products",
-  ),
-)
-def _quantize_blocked(
-  x: jax.Array,
-  global_scale: jax.Array | None,
-  format: formats.BlockFormat,
-  blockings: tuple[blocking.Blocking, ...],
-  scale_rounding: arguments.ScaleRounding,
-  packed: bool,
-  for_products: bool,
-) -> list[scaled_array.ScaledArray]:
   x, global_scale = _without_derivative("quantize_both", x, global_scale)
-  results, *_ = quantize_primitive.produce(
-    x,
-    global_scale,
-    format=format,
-    blockings=blockings,
-    scale_rounding=scale_rounding,
-    packed=packed,
-    for_products=for_products,
-  )
-  return [
-    scaled_array.ScaledArray(
-      values, scale, _of_rank(computed, values.ndim), format
+  specs = (
+    operands.QuantizeSpec(
+      format=format,
+      along=blocking.Blocking.along(axis, x.ndim, format.block_size),
+      scale_rounding=scale_rounding,
     )
-    for values, scale, computed in results
-  ]
+    for axis in axes
+  )
+  first, second = operands.quantize_all(
+    x,
+    tuple(specs),
+    (None, None),
+    global_scale,
+    packed=packed,
+    for_products=False,
+  )
+  for result in (first, second):
+    validation.remember_positive(result.scale)
+    result.surrogate = surrogate
+  return first, second
 
 
 # `jit` makes an eager call compile one program instead of forty.

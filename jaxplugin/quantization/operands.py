@@ -69,26 +69,48 @@ def quantize(
   return result
 
 
-@functools.partial(jax.jit, static_argnames=("specs", "sums_columns"))
+@functools.partial(
+  jax.jit,
+  static_argnames=(
+    "specs",
+    "packed",
+    "for_products",
+    "returns_amax",
+    "sums_columns",
+  ),
+)
 def quantize_all(
   x: jax.Array | prologues.PrologueCall,
   specs: tuple[QuantizeSpec, ...],
   keys: tuple[jax.Array | None, ...],
+  global_scale: jax.Array | None = None,
   *,
+  packed: bool | None = None,
+  for_products: bool = True,
+  returns_amax: bool = False,
   sums_columns: bool = False,
 ) -> list[Any]:
   """Quantizes an array for each spec, from one read if a kernel supports it.
 
-  The specs have the same format, scale rounding and axes. If x is a call of a
-  prologue, its f32 result is quantized. With `sums_columns` the sums
-  f32[features] of `column_sums` follow, and then the sum of a prologue that
-  returns one.
+  Args:
+    x: array, or the call of a prologue whose f32 result is quantized.
+    specs: specs of the same format, scale rounding and axes.
+    keys: key of stochastic rounding for each spec, or None.
+    global_scale: f32[] for all specs, f32[n] for each, or None.
+    packed: as for `QuantizationProblem`; None packs FP4.
+    for_products, returns_amax: as for `QuantizationProblem`.
+    sums_columns: whether the sums f32[features] of `column_sums` are a result.
+
+  Returns:
+    A `ScaledArray` for each spec, then the amax, the sums and the sum of a
+    prologue, each only if there is one.
   """
   first, prologue, more = specs[0], None, {}
   if isinstance(x, prologues.PrologueCall):
     call = x.canonical(x.shape)
     x, prologue, more = call.x, call.prologue, dict(call.more)
-  global_scale = None
+  if packed is None:
+    packed = arguments.can_be_packed(first.format)
   if first.axis_name:
     problem = problems.QuantizationProblem(
       shape=tuple(x.shape),
@@ -98,7 +120,7 @@ def quantize_all(
       options=tuple(spec.options for spec in specs),
     )
     global_scale = global_scales.of_axes(x, problem, first.axis_name)
-  quantized, _, *more_results = quantize_primitive.produce(
+  quantized, *rest = quantize_primitive.produce(
     x,
     global_scale,
     prologue=prologue,
@@ -108,8 +130,9 @@ def quantize_all(
     keys=keys,
     format=first.format,
     scale_rounding=first.scale_rounding,
-    packed=arguments.can_be_packed(first.format),
-    for_products=True,
+    packed=packed,
+    for_products=for_products,
+    returns_amax=returns_amax,
     column_sums=0 if sums_columns else None,
   )
   results = list[Any]()
@@ -119,7 +142,7 @@ def quantize_all(
     results.append(
       scaled_array.ScaledArray(values, scale, own_scale, first.format)
     )
-  return [*results, *(x for x in more_results if x is not None)]
+  return [*results, *(x for x in rest if x is not None)]
 
 
 def prologue_refusal(

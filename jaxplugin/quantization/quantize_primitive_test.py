@@ -21,6 +21,7 @@ from absl.testing import parameterized
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking, formats, targets
+from jaxplugin.quantization import operands
 from jaxplugin.testing import contract
 from jaxplugin.testing import quantization_lowerings as lowerings
 
@@ -30,6 +31,15 @@ P = jax.sharding.PartitionSpec
 X = lowerings.X
 NUM_THREADS = 8
 CALLS_PER_THREAD = 10
+
+
+def blocked(x, format, blockings, global_scale=None):
+  specs = tuple(
+    operands.QuantizeSpec(format=format, along=along) for along in blockings
+  )
+  return operands.quantize_all(
+    x, specs, (None,) * len(specs), global_scale, packed=False
+  )
 
 
 @lowerings.needs_library
@@ -281,9 +291,7 @@ class BitwiseTest(parameterized.TestCase):
       blocking.Blocking(dims=(2,), lead=(0, 1), multiple=64),
       blocking.Blocking(dims=(0, 1), lead=(2,), multiple=32),
     ]
-    first, second = quantization.quantize_blocked(
-      x, format, blockings, scale_rounding="up"
-    )
+    first, second = blocked(x, format, blockings)
     padded = np.pad(x, ((0, 0), (0, 0), (0, 24)))
     quantize = functools.partial(
       quantization.quantize, format=format, packed=False
@@ -330,11 +338,7 @@ class UnusedTest(parameterized.TestCase):
     x, scales = numbers((64, 96)), np.float32([0.3, 7])
     blockings = [blocking.Blocking.along(d, 2, 16) for d in (1, 0)]
     for i, axis in enumerate((1, 0)):
-      one = jax.jit(
-        lambda x, g, i=i: quantization.quantize_blocked(
-          x, NVFP4, blockings, scale_rounding="up", global_scale=g
-        )[i]
-      )
+      one = jax.jit(lambda x, g, i=i: blocked(x, NVFP4, blockings, g)[i])
       expected = quantization.quantize(
         x, NVFP4, axis=axis, global_scale=scales[i], packed=False
       )

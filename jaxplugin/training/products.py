@@ -21,7 +21,7 @@ from jax import ad_checkpoint, lax
 from jax.sharding import NamedSharding
 
 from jaxplugin import dot, quantization
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import scaled_array, validation
 from jaxplugin.core import blocking, error_context, formats
 from jaxplugin.dot import derivatives, sides
 from jaxplugin.dot.backends import xla
@@ -314,28 +314,18 @@ def quantized(
     return list(operands.quantize_all(call, tuple(specs), tuple(keys)))
   x = tangents.without_derivative(x, f"{who}{NO_SECOND}")
   first = specs[0]
-  if any(spec.format != first.format for spec in specs):  # blocks of whole rows
-    each = zip(specs, keys, strict=True)
-    return [quantized(x, [spec], [key], who=who)[0] for spec, key in each]
-  is_plain = [
-    spec.options == problems.NO_OPTIONS and key is None and not spec.axis_name
-    for spec, key in zip(specs, keys, strict=True)
+  if len(specs) > 1 and any(
+    spec.format != first.format or spec.options.square for spec in specs
+  ):  # No kernel quantizes these from one read.
+    groups = [((spec,), (key,)) for spec, key in zip(specs, keys, strict=True)]
+  else:
+    groups = [(tuple(specs), tuple(keys))]
+  results = [
+    result for own in groups for result in operands.quantize_all(x, *own)
   ]
-  if all(is_plain):
-    return quantization.quantize_blocked(
-      x,
-      first.format,
-      [spec.along for spec in specs],
-      scale_rounding=first.scale_rounding,
-      packed=arguments.can_be_packed(first.format),
-      for_products=True,
-    )
-  if len(specs) > 1 and not any(spec.options.square for spec in specs):
-    return list(operands.quantize_all(x, tuple(specs), tuple(keys)))
-  return [
-    operands.quantize(x, spec, key)
-    for spec, key in zip(specs, keys, strict=True)
-  ]
+  for result in results:
+    validation.remember_positive(result.scale)
+  return results
 
 
 def bits_of(x: scaled_array.ScaledArray) -> scaled_array.ScaledArray:

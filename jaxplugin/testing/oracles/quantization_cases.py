@@ -121,17 +121,17 @@ def recipes(format, sizes, seed=None, **fields):
   return lambda x: operands.quantize_all(x, manners, keys)
 
 
-def blocked(format, dims, leads, **options):
-  """Returns `quantize_blocked` with merged and padded dimensions."""
+def blocked(format, dims, leads, packed=False, for_products=False):
+  """Returns `operands.quantize_all` with merged and padded dimensions."""
   return functools.partial(
-    quantization.quantize_blocked,
-    format=format,
-    blockings=[
-      blocking.Blocking(dims=d, lead=l, multiple=32)
+    operands.quantize_all,
+    specs=tuple(
+      spec(format, blocking.Blocking(dims=d, lead=l, multiple=32))
       for d, l in zip(dims, leads, strict=True)
-    ],
-    scale_rounding="up",
-    **options,
+    ),
+    keys=(None,) * len(dims),
+    packed=packed,
+    for_products=for_products,
   )
 
 
