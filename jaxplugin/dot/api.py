@@ -221,7 +221,7 @@ def _straight_through(
     dimension_numbers, arrays[0].ndim, arrays[1].ndim
   )
   return straight_through.dot(
-    straight_through.DotOptions(
+    straight_through.Dot(
       function=functools.partial(
         block_scaled_dot, dimension_numbers=numbers, **options
       ),

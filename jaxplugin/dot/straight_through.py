@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`block_scaled_dot` of operands with straight-through gradients.
+"""Matmuls of operands with straight-through gradients.
 
 The surrogate of a `ScaledArray` is the array it was quantized from. The result
 is the same as without surrogates. The derivative by a surrogate is that of
@@ -54,12 +54,12 @@ class DotArrays(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MatmulOptions:
-  """A call without its arrays.
+class Matmul:
+  """A call of a matmul without its arrays, which are a named tuple.
 
   Attributes:
     function: the called function with all other arguments bound. It is called
-      with the fields of a named tuple, preferred_element_type and activation.
+      with the fields of the named tuple, preferred_element_type and activation.
     dtype: dtype of the result.
     activation: as for the function.
   """
@@ -78,83 +78,135 @@ class MatmulOptions:
   def replace(self, **changes: Any) -> Self:
     return dataclasses.replace(self, **changes)
 
+  def of_tangent(self, side: str) -> Self:
+    """Returns the call whose `side` is a tangent, which is unquantized."""
+    del side
+    return self
+
+  def activated(self, arrays: Any) -> jax.Array:
+    """Computes the dot without activation, then the activation as JAX ops."""
+    raise NotImplementedError
+
+  def plain(self, arrays: Any) -> jax.Array:
+    """Computes the dot of two unquantized sides, without an epilogue."""
+    raise NotImplementedError
+
+  def transpose(self, side: str, g: jax.Array, arrays: Any) -> jax.Array:
+    """Returns the cotangent of an unquantized side of a dot without epilogue.
+
+    Args:
+      arrays: `side` is a type.
+    """
+    raise NotImplementedError
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DotOptions(MatmulOptions):
+class Dot(Matmul):
   """A call of `block_scaled_dot`, with dimension numbers in tuples."""
 
   dimension_numbers: sides.DimensionNumbers
 
+  def activated(self, arrays: DotArrays) -> jax.Array:
+    before = self.replace(activation=None, dtype=_F32)
+    result = dot(before, arrays._replace(residual=None))
+    result = epilogue.activate(result, self.activation)
+    if arrays.residual is not None:
+      result = result + arrays.residual.astype(_F32)
+    return result.astype(self.dtype)
+
+  def plain(self, arrays: DotArrays) -> jax.Array:
+    lhs, rhs = jnp.asarray(arrays.lhs), jnp.asarray(arrays.rhs)
+    result = xla.plain_dot(lhs, rhs, self.dimension_numbers, _F32)
+    if arrays.global_scale is not None:
+      result = result * arrays.global_scale
+    return result.astype(self.dtype)
+
+  def transpose(self, side: str, g: jax.Array, arrays: DotArrays) -> jax.Array:
+    other = getattr(arrays, _other(side))
+    is_bf16 = (
+      g.dtype == formats.BF16
+      and other.format.exact_in_bf16
+      and other.global_scale is None
+    )
+    plain = quantization.dequantize(other, formats.BF16 if is_bf16 else _F32)
+    dims = derivatives.GradientDims.of(
+      self.dimension_numbers, arrays.lhs.ndim, arrays.rhs.ndim
+    )
+    return derivatives.side_cotangent(
+      side,
+      g,
+      lambda g, numbers: xla.plain_dot(g, plain, numbers, _F32),
+      arrays.global_scale,
+      None,
+      dims,
+    )
+
+
+def _other(side: str) -> str:
+  return "rhs" if side == "lhs" else "lhs"
+
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def dot(of: DotOptions, arrays: DotArrays) -> jax.Array:
+def dot(of: Matmul, arrays: Any) -> jax.Array:
   """Computes `of(arrays)`, with derivatives by the surrogates."""
   return of(without_surrogates(arrays))
 
 
 @functools.partial(dot.defjvp, symbolic_zeros=True)
 def _jvp(
-  of: DotOptions, primals: tuple[DotArrays], given: tuple[DotArrays]
+  of: Matmul, primals: tuple[Any], given: tuple[Any]
 ) -> tuple[jax.Array, jax.Array]:
-  (arrays,), (arrays_tangent,) = primals, given
+  (arrays,), (moved,) = primals, given
   if of.activation is not None:
-    return jvp_of_activated(dot, _activated, of, arrays, arrays_tangent)
+    return _jvp_of_activated(of, arrays, moved)
   result = dot(of, arrays)
-  active = [
-    side
+  surrogates = {
+    side: getattr(moved, side).surrogate
     for side in ("lhs", "rhs")
     if scaled_array.has_surrogate(getattr(arrays, side))
-    and not tangents.is_constant(getattr(arrays_tangent, side).surrogate)
-  ]
-  plain = [
-    name
+    and not tangents.is_constant(getattr(moved, side).surrogate)
+  }
+  plain = {
+    name: _leaf(moved, name)
     for name in ("lhs", "rhs", *GLOBAL_SCALES)
-    if is_multiplied_by_surrogate(name, arrays, arrays_tangent)
-  ]
+    if _is_multiplied_by_surrogate(name, arrays, moved)
+  }
+  in_f32 = of.replace(dtype=_F32)
   with call_options.has_checks(False):
     rest = tangents.tangent_of(
-      of,
+      in_f32 if surrogates or plain else of,
       without_surrogates(arrays),
-      without_surrogates(without_tangents(plain, arrays_tangent)),
+      without_surrogates(_without_tangents(plain, moved)),
     )
-    by_plain = of.replace(dtype=of.dtype if len(plain) == 1 else _F32)
-    for name in plain:
-      added = _tangent_by_plain(
-        name, leaf(arrays_tangent, name), by_plain, arrays, result
-      )
+    # The sum of several terms is rounded once.
+    is_single = rest is None and len(surrogates) + len(plain) == 1
+    term = functools.partial(
+      _tangent_by,
+      of=of if is_single else in_f32,
+      arrays=arrays,
+      result=result,
+    )
+    for name, tangent in plain.items():
+      added = term(name, tangent)
       rest = added if rest is None else rest + added
-    single = rest is None and len(active) == 1
-    term = of.replace(dtype=of.dtype if single else _F32)
-    terms = [
-      _tangent_by(
-        side, getattr(arrays_tangent, side).surrogate, term, arrays, result
-      )
-      for side in active
-    ]
+    terms = [term(side, tangent) for side, tangent in surrogates.items()]
   if rest is not None:
-    terms.append(rest.astype(_F32))
+    terms.append(rest)
   if not terms:
     return result, jnp.zeros_like(result)
   return result, sum(terms[1:], start=terms[0]).astype(of.dtype)
 
 
-def jvp_of_activated(
-  dot: Callable[..., jax.Array],
-  activated: Callable[..., jax.Array],
-  of: Any,
-  arrays: Any,
-  moved: Any,
+def _jvp_of_activated(
+  of: Matmul, arrays: Any, moved: Any
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the result of a dot with an activation, and its tangent.
 
   Kernels that fuse an activation do not return its argument. A dot without one
-  gives both results.
-
-  Args:
-    dot: computes `of` of the arrays. Debug checks see only this result.
+  gives both results. Debug checks see only the result of `dot`.
   """
   with call_options.has_checks(False):
-    found = tangents.jvp(functools.partial(activated, of), arrays, moved)
+    found = tangents.jvp(of.activated, arrays, moved)
   if found is not None and not call_options.has_checks.value:
     return found
   result = dot(of, arrays)
@@ -171,49 +223,7 @@ def without_surrogates(arrays: Any) -> Any:
   return arrays._replace(**bare)
 
 
-def _activated(of: DotOptions, arrays: DotArrays) -> jax.Array:
-  """Computes the dot without activation, then the activation as JAX ops."""
-  before = of.replace(activation=None, dtype=_F32)
-  result = dot(before, arrays._replace(residual=None))
-  result = epilogue.activate(result, of.activation)
-  if arrays.residual is not None:
-    result = result + arrays.residual.astype(_F32)
-  return result.astype(of.dtype)
-
-
-def _tangent_by(
-  side: str,
-  tangent: jax.Array,
-  of: DotOptions,
-  arrays: DotArrays,
-  result: jax.Array,
-) -> jax.Array:
-  """Returns the tangent by the surrogate of `side`, without activation.
-
-  Args:
-    of: call without activation.
-    result: result of the call; the tangent gets its shape and sharding.
-  """
-  if tangent.dtype not in formats.FLOAT_DTYPES:
-    tangent = tangent.astype(_F32)
-  other = "rhs" if side == "lhs" else "lhs"
-  product = arrays._replace(
-    **{side: tangent, f"{side}_scale": None}, bias=None, residual=None
-  )
-  if scaled_array.has_surrogate(getattr(arrays, other)):
-    return _product_of_both(side, product, of, result)
-  is_quantized = (
-    isinstance(getattr(arrays, other), scaled_array.ScaledArray)
-    or getattr(arrays, f"{other}_scale") is not None
-  )
-  if is_quantized:
-    return of(product)
-  plain = functools.partial(_plain_product, of)
-  sharding = mesh_axes.explicit_sharding_of(result)
-  return mesh_axes.automatic(plain, sharding)(product)
-
-
-def leaf(arrays: Any, name: str) -> Any:
+def _leaf(arrays: Any, name: str) -> Any:
   """Returns an array of `arrays`, or None if there is none of this name.
 
   Args:
@@ -227,7 +237,7 @@ def leaf(arrays: Any, name: str) -> Any:
 
 
 def _with_leaf(arrays: Any, name: str, value: Any) -> Any:
-  """Returns `arrays` with another `leaf`. Its side keeps no surrogate."""
+  """Returns `arrays` with another `_leaf`. Its side keeps no surrogate."""
   side, _, field = name.partition(".")
   if not field:
     return arrays._replace(**{name: value})
@@ -236,20 +246,20 @@ def _with_leaf(arrays: Any, name: str, value: Any) -> Any:
   return arrays._replace(**{side: array})
 
 
-def without_tangents(names: Sequence[str], moved: Any) -> Any:
+def _without_tangents(names: Sequence[str], moved: Any) -> Any:
   """Returns tangents of which those of `names` are constant."""
   for name in names:
     moved = _with_leaf(moved, name, tangents.CONSTANT)
   return moved
 
 
-def is_multiplied_by_surrogate(name: str, arrays: Any, moved: Any) -> bool:
+def _is_multiplied_by_surrogate(name: str, arrays: Any, moved: Any) -> bool:
   """Returns whether the tangent by a plain array depends on a surrogate.
 
   Args:
-    name: name of a `leaf`.
+    name: name of a `_leaf`.
   """
-  x = leaf(arrays, name)
+  x = _leaf(arrays, name)
   own = name.partition(".")[0]
   return (
     x is not None
@@ -260,245 +270,183 @@ def is_multiplied_by_surrogate(name: str, arrays: Any, moved: Any) -> bool:
       for side in ("lhs", "rhs")
       if side != own
     )
-    and not tangents.is_constant(leaf(moved, name))
+    and not tangents.is_constant(_leaf(moved, name))
   )
 
 
-def _tangent_by_plain(
+def _tangent_by(
   name: str,
   tangent: jax.Array,
-  of: DotOptions,
-  arrays: DotArrays,
+  of: Matmul,
+  arrays: Any,
   result: jax.Array,
 ) -> jax.Array:
-  """Returns the tangent by an unquantized side or by a global scale.
+  """Returns the tangent by an unquantized side, a surrogate or a global scale.
 
   Args:
-    name: name of a `leaf` of `arrays`.
-    of, arrays, result: as for `_tangent_by`.
+    name: name of a `_leaf`; that of a side for its surrogate.
+    of: call without activation.
+    result: result of the call; the tangent gets its shape and sharding.
   """
-  arrays = arrays._replace(bias=None, residual=None)
-  if name in ("lhs", "rhs"):
-    product = arrays._replace(**{name: tangent})
-    return _product_of_both(name, product, of, result)
-
-  def formula(arrays: DotArrays, scale: jax.Array) -> jax.Array:
-    if name == "global_scale":
-      unscaled = arrays._replace(global_scale=None)
-      return (dot(of.replace(dtype=_F32), unscaled) * scale).astype(of.dtype)
-    return _plain_product(of, dequantized(arrays, name, scale))
-
-  return tangent_by_global_scale(
-    name, tangent, arrays, of, formula, (tangent, result)
+  absent = {"bias": None, "residual": None}
+  if name in GLOBAL_SCALES:
+    arrays = _replaced(arrays, absent)
+    return _tangent_by_global_scale(name, tangent, of, arrays, result)
+  if tangent.dtype not in formats.FLOAT_DTYPES:
+    tangent = tangent.astype(_F32)
+  of, other = of.of_tangent(name), _other(name)
+  arrays = _replaced(arrays, absent | {name: tangent, f"{name}_scale": None})
+  if scaled_array.has_surrogate(getattr(arrays, other)):
+    return _product_of_both(name, of, arrays, result)
+  is_quantized = (
+    isinstance(getattr(arrays, other), scaled_array.ScaledArray)
+    or getattr(arrays, f"{other}_scale", None) is not None
   )
+  if is_quantized:
+    return of(arrays)
+  sharding = mesh_axes.explicit_sharding_of(result)
+  return mesh_axes.automatic(of.plain, sharding)(arrays)
 
 
-def dequantized(arrays: Any, name: str, scale: jax.Array) -> Any:
-  """Returns `arrays` with dequantized sides, one with this global scale."""
-  given = _with_leaf(arrays, name, scale)
-  return given._replace(
-    lhs=quantization.dequantize(given.lhs),
-    rhs=quantization.dequantize(given.rhs),
-  )
+def _replaced(arrays: Any, changes: dict[str, Any]) -> Any:
+  """Returns a named tuple with other values of the fields that it has."""
+  fields = arrays._fields
+  return arrays._replace(**{k: x for k, x in changes.items() if k in fields})
 
 
-def tangent_by_global_scale(
-  name: str,
-  tangent: jax.Array,
-  arrays: Any,
-  quantized: Callable[[Any], jax.Array],
-  formula: Callable[[Any, jax.Array], jax.Array],
-  like: tuple[jax.Array, jax.Array] | None = None,
+def _tangent_by_global_scale(
+  name: str, tangent: jax.Array, of: Matmul, arrays: Any, result: jax.Array
 ) -> jax.Array:
-  """Returns the tangent of a dot by a global scale.
-
-  Args:
-    name: one of `GLOBAL_SCALES`.
-    arrays: arguments of the dot, without an epilogue.
-    quantized: arrays without surrogates -> dot.
-    formula: (arrays, global scale) -> dot with that global scale. It is
-      differentiable by the surrogates.
-    like: as for `product_of_both`.
-  """
+  """Returns the tangent by a global scale, see `_tangent_by`."""
   constants, tree = jax.tree.flatten(arrays)
-  scale_of = lambda given: jax.lax.stop_gradient(leaf(given, name))
+  scale_of = lambda given: jax.lax.stop_gradient(_leaf(given, name))
+
+  def scaled(given: Any, scale: jax.Array) -> jax.Array:
+    """Computes the dot, differentiable by the surrogates."""
+    if name == "global_scale":
+      unscaled = dot(of.replace(dtype=_F32), given._replace(global_scale=None))
+      return (unscaled * scale).astype(of.dtype)
+    given = _with_leaf(given, name, scale)
+    both = {
+      s: quantization.dequantize(getattr(given, s)) for s in ("lhs", "rhs")
+    }
+    return of.plain(given._replace(**both))
 
   def forward(x: jax.Array, *flat: jax.Array) -> jax.Array:
     given = without_surrogates(jax.tree.unflatten(tree, flat))
-    scaled = lambda scale: quantized(_with_leaf(given, name, scale))
-    return jax.jvp(scaled, (scale_of(given),), (x,))[1]
+    quantized = lambda scale: of(_with_leaf(given, name, scale))
+    return jax.jvp(quantized, (scale_of(given),), (x,))[1]
 
-  def by_constants(x: jax.Array, *flat: jax.Array) -> jax.Array:
-    return formula(jax.tree.unflatten(tree, flat), x)
+  def plain(x: jax.Array, *flat: jax.Array) -> jax.Array:
+    return scaled(jax.tree.unflatten(tree, flat), x)
 
-  def transposed(g: jax.Array, *flat: jax.Array) -> jax.Array:
+  def plain_transpose(g: jax.Array, *flat: jax.Array) -> jax.Array:
     given = jax.tree.unflatten(tree, flat)
-    scaled = functools.partial(formula, given)
-    return jax.vjp(scaled, scale_of(given))[1](g)[0]
+    function = functools.partial(scaled, given)
+    return jax.vjp(function, scale_of(given))[1](g)[0]
 
-  return _by_rule(
-    tangent,
-    constants,
-    forward=forward,
-    by_constants=by_constants,
-    transposed=transposed,
-    like=like,
-  )
-
-
-def _plain_product(of: DotOptions, arrays: DotArrays) -> jax.Array:
-  """Computes the dot of two unquantized sides."""
-  lhs, rhs = jnp.asarray(arrays.lhs), jnp.asarray(arrays.rhs)
-  result = xla.plain_dot(lhs, rhs, of.dimension_numbers, _F32)
-  if arrays.global_scale is not None:
-    result = result * arrays.global_scale
-  return result.astype(of.dtype)
+  return _linear(tangent, constants, forward, plain, plain_transpose, result)
 
 
 def _product_of_both(
-  side: str, arrays: DotArrays, of: DotOptions, result: jax.Array
-) -> jax.Array:
-  """Computes the dot of `side`'s tangent and an operand with a surrogate."""
-  tangent = getattr(arrays, side)
-  ndims = arrays.lhs.ndim, arrays.rhs.ndim
-
-  def transpose(g: jax.Array, arrays: DotArrays, other: Any) -> jax.Array:
-    is_bf16 = (
-      g.dtype == formats.BF16
-      and other.format.exact_in_bf16
-      and other.global_scale is None
-    )
-    plain = quantization.dequantize(other, formats.BF16 if is_bf16 else _F32)
-    return derivatives.side_cotangent(
-      side,
-      g,
-      lambda g, numbers: xla.plain_dot(g, plain, numbers, _F32),
-      arrays.global_scale,
-      None,
-      derivatives.GradientDims.of(of.dimension_numbers, *ndims),
-    )
-
-  return product_of_both(
-    side,
-    arrays,
-    "global_scale",
-    quantized=of,
-    plain=functools.partial(_plain_product, of),
-    transpose=transpose,
-    like=(tangent, result),
-  )
-
-
-def product_of_both(
-  side: str,
-  arrays: Any,
-  constant: str,
-  *,
-  quantized: Callable[[Any], jax.Array],
-  plain: Callable[[Any], jax.Array],
-  transpose: Callable[[jax.Array, Any, Any], jax.Array],
-  like: tuple[jax.Array, jax.Array] | None = None,
+  side: str, of: Matmul, arrays: Any, result: jax.Array
 ) -> jax.Array:
   """Computes the dot of `side`'s tangent and an operand with a surrogate.
 
   The forward pass computes one dot with the quantized operand. The backward
   pass is the transpose of that dot, with the bits of an operand without a
   surrogate. Both are differentiable by the operand's surrogate.
-
-  Args:
-    side: "lhs" or "rhs", the side of the tangent.
-    arrays: named tuple whose field `side` is the tangent.
-    constant: name of the other field that the dot depends on.
-    quantized: arrays -> dot with the quantized operand.
-    plain: arrays -> dot with the dequantized operand.
-    transpose: (cotangent of the dot, arrays, quantized operand) -> cotangent of
-      the tangent.
-    like: the tangent and the result, whose types give the shardings on meshes
-      with explicit axes; None if there are no such meshes.
   """
-  tangent, other = getattr(arrays, side), "rhs" if side == "lhs" else "lhs"
-  constants, tree = jax.tree.flatten(
-    (getattr(arrays, other), getattr(arrays, constant))
-  )
-
+  tangent, other = getattr(arrays, side), _other(side)
+  constants, tree = jax.tree.flatten(arrays._replace(**{side: None}))
   # The functions below refer to no array, so they do not keep tracers alive.
-  dtype = tangent.dtype
-  rest = arrays._replace(**dict.fromkeys((side, other, constant)))
+  kind = jax.typeof(tangent)
 
   def merged(x: Any, flat: Sequence[jax.Array]) -> Any:
-    array, value = jax.tree.unflatten(tree, flat)
-    return rest._replace(**{side: x, other: array, constant: value})
+    return jax.tree.unflatten(tree, flat)._replace(**{side: x})
 
   def forward(x: jax.Array, *flat: jax.Array) -> jax.Array:
-    return quantized(without_surrogates(merged(x, flat)))
+    return of(without_surrogates(merged(x, flat)))
 
-  def by_constants(x: jax.Array, *flat: jax.Array) -> jax.Array:
+  def plain(x: jax.Array, *flat: jax.Array) -> jax.Array:
     given = merged(x, flat)
     array = quantization.dequantize(getattr(given, other))
-    return plain(given._replace(**{other: array}))
+    return of.plain(given._replace(**{other: array}))
 
-  def transposed(g: jax.Array, *flat: jax.Array) -> jax.Array:
-    given = merged(None, flat)
-    cotangent = transpose(g, given, getattr(given, other))
-    return cotangent.astype(dtype)
+  def plain_transpose(g: jax.Array, *flat: jax.Array) -> jax.Array:
+    return of.transpose(side, g, merged(kind, flat)).astype(kind.dtype)
 
-  return _by_rule(
-    tangent,
-    constants,
-    forward=forward,
-    by_constants=by_constants,
-    transposed=transposed,
-    like=like,
-  )
+  return _linear(tangent, constants, forward, plain, plain_transpose, result)
 
 
-def _by_rule(
+def _linear(
   tangent: jax.Array,
   constants: Sequence[jax.Array],
-  *,
   forward: Callable[..., jax.Array],
-  by_constants: Callable[..., jax.Array],
-  transposed: Callable[..., jax.Array],
-  like: tuple[jax.Array, jax.Array] | None,
+  plain: Callable[..., jax.Array],
+  plain_transpose: Callable[..., jax.Array],
+  result: jax.Array,
 ) -> jax.Array:
-  """Computes a linear function, whose backward pass is its transpose.
+  """Computes `forward(tangent, *constants)`, which is linear in the tangent.
 
   Args:
-    tangent: the argument in which the function is linear.
-    constants: the other arguments.
-    forward: (tangent, *constants) -> result.
-    by_constants: computes `forward` from operations that are differentiable by
-      the constants.
-    transposed: (cotangent of the result, *constants) -> cotangent of the
-      tangent, from such operations.
-    like: as for `product_of_both`.
+    plain, plain_transpose: as for `_Linear`.
+    result: an array with the sharding of the result.
   """
-  if like is not None:
-    of_tangent, of_result = map(mesh_axes.explicit_sharding_of, like)
-    by_constants = mesh_axes.automatic(by_constants, of_result)
-    transposed = mesh_axes.automatic(transposed, of_tangent)
+  of_tangent, of_result = map(mesh_axes.explicit_sharding_of, (tangent, result))
   # The tuning tables and the target are those of the forward pass.
-  traced = extend_core.jaxpr_as_fun(
-    jax.make_jaxpr(forward)(tangent, *constants)
+  jaxpr = jax.make_jaxpr(forward)(tangent, *constants)
+  function = _Linear(
+    operations=extend_core.jaxpr_as_fun(jaxpr),
+    argument=jax.typeof(tangent),
+    result=jaxpr.out_avals[0],
+    plain=mesh_axes.automatic(plain, of_result),
+    plain_transpose=mesh_axes.automatic(plain_transpose, of_tangent),
   )
-  abstract = jax.typeof(tangent)
+  return function.call(tangent, constants)
 
-  def by_rule(g: jax.Array, *flat: jax.Array) -> jax.Array:
-    (x,) = jax.linear_transpose(lambda x: traced(x, *flat)[0], abstract)(g)
-    return x
 
-  def backward(g: jax.Array, *flat: jax.Array) -> jax.Array:
-    function = linear_calls.LinearInOne(
-      call=by_rule, transpose_call=product, call_by_constants=transposed
-    )
-    return linear_calls.linear_call(function, [g], flat)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Linear(linear_calls.Linear):
+  """A dot as a function of a tangent, or its transpose.
 
-  def product(x: jax.Array, *flat: jax.Array) -> jax.Array:
-    function = linear_calls.LinearInOne(
-      call=lambda x, *flat: traced(x, *flat)[0],
-      transpose_call=backward,
-      call_by_constants=by_constants,
-    )
-    return linear_calls.linear_call(function, [x], flat)
+  Attributes:
+    operations: (tangent, *constants) -> [result], without surrogates.
+    argument, result: types of the tangent and of the result.
+    plain: computes the result from operations that are differentiable by the
+      constants.
+    plain_transpose: computes its transpose from such operations.
+    is_transposed: whether this is the transpose.
+  """
 
-  return product(tangent, *constants)
+  operations: Callable[..., Sequence[jax.Array]]
+  argument: Any
+  result: Any
+  plain: Callable[..., jax.Array]
+  plain_transpose: Callable[..., jax.Array]
+  is_transposed: bool = False
+
+  def call(self, x: jax.Array, constants: Sequence[jax.Array]) -> jax.Array:
+    like = self.argument if self.is_transposed else self.result
+    return linear_calls.linear_call(self, [x], constants, like=like)
+
+  def apply(
+    self, linear: linear_calls.Arrays, constants: linear_calls.Arrays
+  ) -> jax.Array:
+    function = lambda x: self.operations(x, *constants)[0]
+    if self.is_transposed:
+      (x,) = jax.linear_transpose(function, self.argument)(*linear)
+      return x
+    return function(*linear)
+
+  def by_constants(
+    self, linear: linear_calls.Arrays, constants: linear_calls.Arrays
+  ) -> jax.Array:
+    plain = self.plain_transpose if self.is_transposed else self.plain
+    return plain(*linear, *constants)
+
+  def transpose(
+    self, wanted: Sequence[bool], g: jax.Array, constants: linear_calls.Arrays
+  ) -> list[jax.Array | None]:
+    other = dataclasses.replace(self, is_transposed=not self.is_transposed)
+    return [other.call(g, constants) if wanted[0] else None]

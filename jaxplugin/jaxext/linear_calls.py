@@ -40,8 +40,7 @@ class Linear:
 
   Attributes:
     is_value: whether equal functions compute the same and hold no arrays. Such
-      functions are traced once, and the trace is cached for later calls. They
-      may be traced after the trace of their call ended.
+      functions are traced once, and the trace is cached for later calls.
   """
 
   is_value: ClassVar[bool] = False
@@ -72,33 +71,6 @@ class Linear:
     raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LinearInOne(Linear):
-  """A `Linear` of one array, made from three functions.
-
-  Attributes:
-    call: (x, *constants) -> y.
-    transpose_call: (y's cotangent, *constants) -> x's cotangent.
-    call_by_constants: computes `call` from operations that are differentiable
-      with respect to the constants.
-  """
-
-  call: Callable[..., jax.Array]
-  transpose_call: Callable[..., jax.Array]
-  call_by_constants: Callable[..., jax.Array]
-
-  def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
-    return self.call(*linear, *constants)
-
-  def by_constants(self, linear: Arrays, constants: Arrays) -> jax.Array:
-    return self.call_by_constants(*linear, *constants)
-
-  def transpose(
-    self, wanted: Sequence[bool], g: jax.Array, constants: Arrays
-  ) -> list[jax.Array | None]:
-    return [self.transpose_call(g, *constants) if wanted[0] else None]
-
-
 class Operations:
   """The operations of the function of a call, traced when something reads them.
 
@@ -115,10 +87,13 @@ class Operations:
     self._function, self._num_linear = function, len(linear)
     self._arguments = [jax.typeof(x) for x in (*linear, *constants)]
     self._contexts = jax_private.snapshot(with_devices=True)
-    if like is None or not function.is_value:
+    if like is None:
       like, leaves = self._traced.out_info, self.jaxpr.out_avals
     else:
-      leaves = [jax.typeof(x) for x in jax.tree.leaves(like)]
+      leaves = [
+        x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
+        for x in jax.tree.leaves(like)
+      ]
     self.types, self.structure = leaves, jax.tree.structure(like)
 
   @functools.cached_property
@@ -140,8 +115,9 @@ def linear_call(
   Args:
     linear: at least one array.
     constants: arrays in which the function need not be linear.
-    like: arrays of the types of the results. A function with `is_value` is then
-      traced only if something runs it or reads its operations.
+    like: arrays of the types of the results, or the types. The function is then
+      traced only if something runs it or reads its operations. It must hold no
+      tracers, because the trace of the call may have ended by then.
   """
   operations = Operations(function, linear, constants, like)
   results = linear_call_p.bind(

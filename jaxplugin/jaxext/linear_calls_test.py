@@ -17,7 +17,6 @@ from jaxplugin.jaxext import linear_calls
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(3, 4)).astype(np.float32)
 A = RNG.normal(size=(5, 4)).astype(np.float32)
-G = RNG.normal(size=(3, 5)).astype(np.float32)
 ROW = np.arange(4, dtype=np.float32)
 
 
@@ -94,12 +93,9 @@ class TracedTest(absltest.TestCase):
     kept = weakref.ref(held)
 
     def called(x, held):
-      # Each call makes new closures, like straight-through dots.
-      function = linear_calls.LinearInOne(
-        call=lambda x: held @ x,
-        transpose_call=lambda g: g @ held,
-        call_by_constants=lambda x: held @ x,
-      )
+      # Each call makes a new function, like straight-through dots.
+      function = linear_calls.Linear()
+      function.apply = lambda linear, constants: held @ linear[0]
       return linear_calls.linear_call(function, [x], [])
 
     called(jnp.asarray(X[0]), held)  # traced, and run
@@ -195,17 +191,3 @@ class LinearCallTest(absltest.TestCase):
     (eqn,) = jax.make_jaxpr(combine)(P, Q, C, D).jaxpr.eqns
     names = [e.primitive.name for e in eqn.params["operations"].jaxpr.eqns]
     self.assertIn("mul", names)
-
-  def test_three_functions_make_a_call(self):
-    function = linear_calls.LinearInOne(
-      call=lambda x, a: 2 * (a @ x),
-      transpose_call=lambda g, a: 3 * (g @ a),
-      call_by_constants=lambda x, a: 5 * (a @ x),
-    )
-    double = lambda x, a: linear_calls.linear_call(function, [x], [a])
-    result, pullback = jax.vjp(lambda x: double(x, A), X[0])
-    np.testing.assert_allclose(result, 2 * A @ X[0], rtol=1e-5)
-    np.testing.assert_allclose(pullback(G[0])[0], 3 * G[0] @ A, rtol=1e-5)
-    _, tangent = jax.jvp(double, (X[0], A), (X[1], A[::-1]))
-    expected = 2 * A @ X[1] + 5 * A[::-1] @ X[0]
-    np.testing.assert_allclose(tangent, expected, rtol=1e-5, atol=1e-5)

@@ -142,17 +142,18 @@ def _straight_through(
   """Computes `ragged_dot` if lhs or rhs has a surrogate."""
   lhs, rhs, _ = arguments.split_offset(given.lhs, given.rhs)
   call = _call(lhs, rhs, given.group_sizes, **options)
-  of = dot_straight_through.MatmulOptions(
+  of = straight_through.RaggedDot(
     dtype=options.pop("preferred_element_type"),
     activation=options.pop("activation"),
     function=functools.partial(product, **options),
+    overlay=resolution.overlay(),
   )
 
   def dot(*arrays: Any) -> jax.Array:
     # Outside of the custom JVP, so that tangents vary over the same mesh axes
     # as the result.
     given = jax_private.vary_alike(straight_through.RaggedArrays(*arrays))
-    return straight_through.dot(of, given)
+    return dot_straight_through.dot(of, given)
 
   arrays = [
     x if x is None else arguments.as_operand(name, x)
