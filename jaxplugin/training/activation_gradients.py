@@ -221,6 +221,7 @@ class _GatedTangent(linear_calls.Linear):
   ) -> list[jax.Array | None]:
     names = [n for n, w in zip(self.active, wanted, strict=True) if w]
     dtype, found = constants[0].dtype, dict[str, jax.Array]()
+    operands = dict(zip(("x", *self.prologue.operands), constants, strict=True))
     has_bias, sums = "bias" in names, list[jax.Array]()
     if has_bias:  # the rows of the other gradients are summed
       has_up = "up" in self.prologue.operands
@@ -241,8 +242,9 @@ class _GatedTangent(linear_calls.Linear):
         sums.append(row.sum(tuple(range(row.ndim - 1))))
         found[name] = row.astype(dtype)
         continue
-      arrays = [*constants, *leaves]
-      found[name] = linear_calls.linear_call(gradient, [g], arrays)
+      found[name] = linear_calls.linear_call(
+        gradient, [g], [*constants, *leaves], like=operands[name]
+      )
     if has_bias:
       found["bias"] = jnp.concatenate(sums)
     pairs = zip(self.active, wanted, strict=True)
