@@ -78,48 +78,44 @@ class Operations:
 
   Attributes:
     types: of the results.
-    structure: of the results.
   """
 
   def __init__(
-    self, function: Linear, linear: Arrays, constants: Arrays, like: Any
+    self,
+    function: Linear,
+    linear: Arrays,
+    constants: Arrays,
+    types: Sequence[Any],
   ):
     self._function, self._num_linear = function, len(linear)
     self._arguments = [jax.typeof(x) for x in (*linear, *constants)]
     self._contexts = jax_private.snapshot(with_devices=True)
-    if like is None:
-      like, leaves = self._traced.out_info, self.jaxpr.out_avals
-    else:
-      leaves = [
-        x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
-        for x in jax.tree.leaves(like)
-      ]
-    self.types, self.structure = leaves, jax.tree.structure(like)
+    self.types = types
 
   @functools.cached_property
-  def _traced(self) -> jax.stages.Traced:
+  def jaxpr(self) -> extend_core.ClosedJaxpr:
     jitted = _jitted(self._function, self._num_linear)
     with self._contexts.restored(), jax.disable_jit(False):
-      return jitted.trace(*self._arguments)
-
-  @property
-  def jaxpr(self) -> extend_core.ClosedJaxpr:
-    return self._traced.jaxpr
+      return jitted.trace(*self._arguments).jaxpr
 
 
 def linear_call(
-  function: Linear, linear: Arrays, constants: Arrays, like: Any = None
+  function: Linear, linear: Arrays, constants: Arrays, like: Any
 ) -> Any:
   """Returns `function.apply(linear, constants)`, with its derivatives.
 
   Args:
+    function: a function without tracers. It is traced only if something runs it
+      or reads its operations, when the trace of the call may have ended.
     linear: at least one array.
     constants: arrays in which the function need not be linear.
-    like: arrays of the types of the results, or the types. The function is then
-      traced only if something runs it or reads its operations. It must hold no
-      tracers, because the trace of the call may have ended by then.
+    like: arrays of the types of the results, or the types.
   """
-  operations = Operations(function, linear, constants, like)
+  leaves, structure = jax.tree.flatten(like)
+  types = [
+    x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x) for x in leaves
+  ]
+  operations = Operations(function, linear, constants, types)
   results = linear_call_p.bind(
     *linear,
     *constants,
@@ -127,7 +123,7 @@ def linear_call(
     num_linear=len(linear),
     operations=operations,
   )
-  return jax.tree.unflatten(operations.structure, results)
+  return jax.tree.unflatten(structure, results)
 
 
 def _jitted(function, num_linear):
@@ -248,19 +244,28 @@ class Mapped(Linear):
 
 
 def _batch(args, dims, *, function, num_linear, operations):
-  del operations
-  size = next(
-    x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None
+  x, dim = next(
+    pair for pair in zip(args, dims, strict=True) if pair[1] is not None
   )
+  size, axes = x.shape[dim], jax.typeof(x).sharding.spec[dim]
   mapped = Mapped(
     function=function,
     linear_dims=tuple(dims[:num_linear]),
     constant_dims=tuple(dims[num_linear:]),
     size=size,
   )
-  results = linear_call(mapped, args[:num_linear], args[num_linear:])
-  results = jax.tree.leaves(results)
+  types = [_under_leading_dimension(t, size, axes) for t in operations.types]
+  results = linear_call(mapped, args[:num_linear], args[num_linear:], types)
   return results, [0] * len(results)
+
+
+def _under_leading_dimension(type, size, axes):
+  """Returns a type with another first dimension, sharded over mesh axes."""
+  spec = type.sharding.spec
+  spec = spec.update(partitions=(axes, *spec))
+  return type.update(
+    shape=(size, *type.shape), sharding=type.sharding.update(spec=spec)
+  )
 
 
 def _lower(ctx, *args, function, num_linear, operations):

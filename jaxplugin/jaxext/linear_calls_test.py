@@ -81,7 +81,7 @@ class TracedTest(absltest.TestCase):
 
     def f(x):
       for factor in (2.0, 2.0, 3.0, 2.0):
-        x = linear_calls.linear_call(Scaled(factor), [x], [])
+        x = linear_calls.linear_call(Scaled(factor), [x], [], like=x)
       return x
 
     np.testing.assert_array_equal(jax.jit(f)(X), 24 * X)
@@ -96,7 +96,7 @@ class TracedTest(absltest.TestCase):
       # Each call makes a new function, like straight-through dots.
       function = linear_calls.Linear()
       function.apply = lambda linear, constants: held @ linear[0]
-      return linear_calls.linear_call(function, [x], [])
+      return linear_calls.linear_call(function, [x], [], like=ROW[:1].repeat(5))
 
     called(jnp.asarray(X[0]), held)  # traced, and run
     del held
@@ -123,7 +123,7 @@ class Combination(linear_calls.Linear):
 
 
 def combine(x, y, a, b):
-  return linear_calls.linear_call(Combination(), [x, y], [a, b])
+  return linear_calls.linear_call(Combination(), [x, y], [a, b], like=x)
 
 
 P, Q, C, D, H = (np.arange(3, dtype=np.float32) + i for i in range(1, 6))

@@ -320,6 +320,7 @@ class _NormTangent(linear_calls.Linear):
         _Quantized(prologue=prologue, specs=self.matmul.specs, quantized=tree),
         rest[-1:],
         leaves,
+        like=rest[-1],
       )
       found["x"] = _sharded_as(total.astype(x.dtype).reshape(x.shape), x)
     elif has_weight:
