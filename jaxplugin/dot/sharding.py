@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from jaxplugin.dot import calls, epilogue, sides
 from jaxplugin.jaxext import jax_private, mesh_axes
@@ -242,8 +242,8 @@ def compute(
 # Meshes with explicit axes.
 
 
-def result_sharding(call: calls.DotCall) -> NamedSharding:
-  """Returns the sharding of the result's type.
+def result_sharding(call: calls.DotCall) -> NamedSharding | None:
+  """Returns the sharding of the result's type; None without explicit axes.
 
   It is `call.out_sharding`, or the one that `lax.dot_general` would return.
 
@@ -251,11 +251,9 @@ def result_sharding(call: calls.DotCall) -> NamedSharding:
     ShardingTypeError: If both sides shard a contracting dimension and
       `out_sharding` is None, or if the shardings of the sides do not fit.
   """
-  if call.out_sharding is not None:
+  has_mesh = mesh_axes.mesh_of(call.flatten()) is not None
+  if call.out_sharding is not None or not has_mesh:
     return call.out_sharding
-  if mesh_axes.mesh_of(call.flatten()) is None:
-    whole = PartitionSpec(*(None,) * len(call.shape))
-    return call.lhs.values.sharding.update(spec=whole)
   return asked_sharding(call, None)
 
 

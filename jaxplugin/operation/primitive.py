@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final, Self
 import jax
 from jax.extend import core as extend_core
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxplugin.core import error_context, targets
 from jaxplugin.jaxext import jax_private, mesh_axes, partitioner_private
@@ -122,6 +123,26 @@ def _lower(primitive, who, lower, ctx, *args, target, platform=None, **params):
     jax_private.lower_with_sharding_in_types(ctx, x, aval)
     for x, aval in zip(results, ctx.avals_out, strict=True)
   ]
+
+
+def result_type(
+  like: Any,
+  shape: Sequence[Any],
+  dtype: Any,
+  sharding: NamedSharding | None = None,
+) -> Any:
+  """Returns the type of a result on the mesh of an operand's type.
+
+  Args:
+    like: type of the operand.
+    sharding: sharding of the result; None if no mesh has explicit axes.
+  """
+  if sharding is None:
+    spec = PartitionSpec(*(None,) * len(shape))
+    sharding = like.sharding.update(spec=spec)
+  return like.update(
+    shape=tuple(shape), dtype=dtype, weak_type=False, sharding=sharding
+  )
 
 
 def bind_problem(
@@ -265,8 +286,8 @@ class Rules:
     assign, notation: as for `split.of_call`.
     per_device: (local, *arguments of `split.of_call`'s per_device) -> a
       device's shard of the result. `local` computes a call on one device.
-    result_sharding: call -> sharding of the result's type. None if calls never
-      have operands on a mesh with explicit axes.
+    result_sharding: call -> sharding of the result's type, or None without
+      explicit axes. None if calls never have operands on a mesh with such axes.
     on_explicit_axes: (bind, call, sharding of the result) -> result. None under
       the same condition as for `result_sharding`.
   """
@@ -317,12 +338,11 @@ def register_call(primitive: extend_core.Primitive, rules: Rules) -> None:
 
 def _abstract_eval(rules, *flat, call, target):
   del target
-  call = call.filled(flat)
-  more = {}
+  call, sharding = call.filled(flat), None
   if rules.result_sharding is not None:
-    more["sharding"] = rules.result_sharding(call)
-  return call.lhs.values.update(
-    shape=call.shape, dtype=call.preferred_element_type, weak_type=False, **more
+    sharding = rules.result_sharding(call)
+  return result_type(
+    call.lhs.values, call.shape, call.preferred_element_type, sharding
   )
 
 

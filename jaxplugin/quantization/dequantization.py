@@ -200,16 +200,12 @@ def dequantize_arrays(
 
 def _abstract_eval(values, *given, problem, target, overlay):
   del target, overlay
-  mesh = mesh_axes.mesh_of([values, *given])
-  if mesh is None:
-    mesh = values.sharding.mesh
-  spec = mesh_axes.partition_spec(mesh_axes.spec_of(values))
-  return values.update(
-    shape=problem.logical_shape,
-    dtype=jax.dtypes.canonicalize_dtype(problem.out_dtype),
-    weak_type=False,
-    sharding=NamedSharding(mesh, spec),
-  )
+  sharding = None
+  if (mesh := mesh_axes.mesh_of([values, *given])) is not None:
+    spec = mesh_axes.partition_spec(mesh_axes.spec_of(values))
+    sharding = NamedSharding(mesh, spec)
+  dtype = jax.dtypes.canonicalize_dtype(problem.out_dtype)
+  return primitive.result_type(values, problem.logical_shape, dtype, sharding)
 
 
 def _jvp(primals, moved, *, problem, **params):

@@ -246,19 +246,15 @@ def _own_scales(
 def _abstract_eval(x, *given, problem, target, overlay):
   del target, overlay
   types = problem.result_types()
-  mesh, specs = mesh_axes.mesh_of([x, *given]), None
-  if mesh is not None:
-    specs = assignment.quantize_specs(problem, x, mesh)
-  else:
-    mesh, specs = x.sharding.mesh, [((),) * len(shape) for shape, _ in types]
+  shardings = [None] * len(types)
+  if (mesh := mesh_axes.mesh_of([x, *given])) is not None:
+    shardings = [
+      NamedSharding(mesh, mesh_axes.partition_spec(spec))
+      for spec in assignment.quantize_specs(problem, x, mesh)
+    ]
   return [
-    x.update(
-      shape=shape,
-      dtype=dtype,
-      weak_type=False,
-      sharding=NamedSharding(mesh, mesh_axes.partition_spec(spec)),
-    )
-    for (shape, dtype), spec in zip(types, specs, strict=True)
+    primitive.result_type(x, *kind, sharding)
+    for kind, sharding in zip(types, shardings, strict=True)
   ]
 
 

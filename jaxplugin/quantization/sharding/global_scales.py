@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core as extend_core
-from jax.sharding import PartitionSpec
 
 from jaxplugin.core import blocking, error_context, formats, targets
 from jaxplugin.jaxext import jax_private
@@ -69,11 +68,8 @@ def _abstract_eval(
   x: Any, *, problem: problems.QuantizationProblem, count: int, **params: Any
 ) -> Any:
   del params
-  return x.update(
-    shape=(len(problem.blockings), count),
-    dtype=np.dtype(np.uint32),
-    weak_type=False,
-    sharding=x.sharding.update(spec=PartitionSpec(None, None)),
+  return primitive.result_type(
+    x, (len(problem.blockings), count), np.dtype(np.uint32)
   )
 
 
