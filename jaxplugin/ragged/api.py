@@ -15,19 +15,19 @@ from jax import lax
 
 from jaxplugin.arrays import layouts, scaled_array
 from jaxplugin.core import call_options, error_context, formats
-from jaxplugin.dot import arguments, epilogue, guards, offsets, sides
-from jaxplugin.dot import straight_through as dot_straight_through
+from jaxplugin.dot import (
+  arguments,
+  epilogue,
+  guards,
+  offsets,
+  sides,
+  straight_through,
+)
 from jaxplugin.jaxext import jax_private, mesh_axes
 from jaxplugin.operation import alternatives, choice
 from jaxplugin.quantization import out_format as out_format_lib
 from jaxplugin.quantization import quantized_results
-from jaxplugin.ragged import (
-  backends,
-  calls,
-  groups,
-  primitive,
-  straight_through,
-)
+from jaxplugin.ragged import backends, calls, groups, primitive
 from jaxplugin.ragged import epilogue as ragged_epilogue
 from jaxplugin.ragged import sharding as sharding_lib
 from jaxplugin.ragged.backends import cpu
@@ -119,11 +119,11 @@ def ragged_dot(
     }
     source = None
     if any(map(scaled_array.has_surrogate, (lhs, rhs))):
-      arrays = straight_through.RaggedArrays(lhs, rhs, group_sizes, bias)
+      arrays = primitive.RaggedArrays(lhs, rhs, group_sizes, bias)
       source = _straight_through(arrays, out_sharding, **options)
       if out is None:
         return source
-      lhs, rhs, *_ = dot_straight_through.without_surrogates(arrays)
+      lhs, rhs, *_ = straight_through.without_surrogates(arrays)
     return product(
       lhs,
       rhs,
@@ -137,12 +137,12 @@ def ragged_dot(
 
 
 def _straight_through(
-  given: straight_through.RaggedArrays, out_sharding: Any, **options: Any
+  given: primitive.RaggedArrays, out_sharding: Any, **options: Any
 ) -> jax.Array:
   """Computes `ragged_dot` if lhs or rhs has a surrogate."""
   lhs, rhs, _ = arguments.split_offset(given.lhs, given.rhs)
   call = _call(lhs, rhs, given.group_sizes, **options)
-  of = straight_through.RaggedDot(
+  of = primitive.RaggedDot(
     dtype=options.pop("preferred_element_type"),
     activation=options.pop("activation"),
     function=functools.partial(product, **options),
@@ -152,8 +152,8 @@ def _straight_through(
   def dot(*arrays: Any) -> jax.Array:
     # Outside of the custom JVP, so that tangents vary over the same mesh axes
     # as the result.
-    given = jax_private.vary_alike(straight_through.RaggedArrays(*arrays))
-    return dot_straight_through.dot(of, given)
+    given = jax_private.vary_alike(primitive.RaggedArrays(*arrays))
+    return straight_through.dot(of, given)
 
   arrays = [
     x if x is None else arguments.as_operand(name, x)

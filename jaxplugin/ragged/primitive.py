@@ -18,13 +18,16 @@ weights are not mapped, all entries share the groups. Rows are sorted by group,
 so that each weight is read once for all entries. Otherwise each entry has
 separate groups. A contraction with one mapped operand becomes one with more
 columns.
+
+`dot/straight_through.py` computes straight-through gradients from `RaggedDot`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -32,12 +35,14 @@ import numpy as np
 from jax import lax
 from jax.interpreters import batching
 
+from jaxplugin import quantization
 from jaxplugin.core import decisions, targets
 from jaxplugin.dot import epilogue as dot_epilogue
-from jaxplugin.dot import sides
+from jaxplugin.dot import sides, straight_through
 from jaxplugin.operation import choice, primitive
 from jaxplugin.ragged import backends, calls, epilogue, groups, sharding
 from jaxplugin.runtime import lowering
+from jaxplugin.tables import resolution
 
 ragged_dot_p = calls.ragged_dot_p
 ragged_contraction_p = calls.ragged_contraction_p
@@ -365,6 +370,57 @@ def _batch_groups(
 def _merged(x: jax.Array) -> jax.Array:
   """Merges the first two dimensions."""
   return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+
+
+# Straight-through gradients.
+
+
+class RaggedArrays(NamedTuple):
+  """The array arguments of `ragged_dot`, or their tangents."""
+
+  lhs: Any
+  rhs: Any
+  group_sizes: Any
+  bias: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RaggedDot(straight_through.Matmul):
+  """A call of `ragged_dot`, with the tuning tables of its forward pass."""
+
+  overlay: resolution.Overlay | None
+
+  def of_tangent(self, side: str) -> Self:
+    if side == "lhs":
+      return self
+    # The requested backend may not support unquantized weights.
+    function = functools.partial(self.function, implementation=None)
+    return self.replace(function=function)
+
+  def activated(self, arrays: RaggedArrays) -> jax.Array:
+    before = self.replace(dtype=_F32, activation=None)
+    result = straight_through.dot(before, arrays)
+    result = epilogue.activate(result, self.activation)
+    rows = result.shape[0]
+    ends = groups.ends(arrays.group_sizes, rows)
+    is_own = groups.of_rows(ends, rows)[:, None] < len(arrays.group_sizes)
+    result = jnp.where(is_own, result, np.float32(0))
+    return result.astype(self.dtype)
+
+  def plain(self, arrays: RaggedArrays) -> jax.Array:
+    lhs, rhs, sizes, _ = arrays
+    call = calls.plain(lhs, rhs, sizes, 2, overlay=self.overlay)
+    return bind(call).astype(self.dtype)
+
+  def transpose(
+    self, side: str, g: jax.Array, arrays: RaggedArrays
+  ) -> jax.Array:
+    sizes, overlay = arrays.group_sizes, self.overlay
+    if side == "lhs":
+      rhs = quantization.dequantize(arrays.rhs)
+      return bind(calls.plain(g, rhs, sizes, 1, overlay=overlay))
+    lhs = quantization.dequantize(arrays.lhs)
+    return bind(calls.plain_contraction(g, lhs, sizes, overlay=overlay))
 
 
 # Lowering.
