@@ -137,6 +137,8 @@ def _cotangent(
     return groups.sums(g, epilogue.rows_of(call), call.num_groups)
   assert name == "global_scale"
   by_rows = jnp.sum(bind(call.bare()) * g, axis=1, keepdims=True)
+  # In rows without a group g is not read, and may be NaN.
+  by_rows = jnp.where(epilogue.is_in_group(call), by_rows, np.float32(0))
   scale, power = call.global_scale, call.global_power
   if scale.ndim == 1:
     of_row = epilogue.rows_of(call)

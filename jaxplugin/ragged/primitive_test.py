@@ -243,17 +243,20 @@ class GradientsTest(parameterized.TestCase):
     x, w = rng.normal(size=(_M, _K)), rng.normal(size=(3, _N, _K))
 
     @jax.jit
-    def gradient(g):
-      def dot(scale):
+    def gradients(g):
+      def dot(scale, activation):
         call = calls.plain(jnp.float32(x), jnp.float32(w), _SIZES, 2)
-        call = call.replace(global_scale=scale, activation="gelu")
+        call = call.replace(global_scale=scale, activation=activation)
         return primitive.bind(call)
 
-      return jax.vjp(dot, jnp.float32(2))[1](g)[0]
+      return [
+        jax.vjp(lambda s, name=name: dot(s, name), jnp.float32(2))[1](g)
+        for name in ("gelu", None)
+      ]
 
     g = np.ones((_M, _N), np.float32)
     g[_SIZES.sum() :] = np.nan
-    self.assertEqual(gradient(g), gradient(np.nan_to_num(g)))
+    self.assertEqual(gradients(g), gradients(np.nan_to_num(g)))
 
   def test_gradient_of_a_forced_implementation_is_chosen(self):
     w = jp.quantize(np.ones((3, _N, 32), np.float32), "mxfp8")
