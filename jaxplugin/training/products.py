@@ -381,67 +381,65 @@ class TrainingOperand:
   """An operand in the forward matmul, and in one backward matmul.
 
   Attributes:
+    scheme: the recipe, and which operand is the weight.
     side: "lhs" or "rhs".
     shape: of the array.
     dtype: of the array.
-    forward: how the forward matmul quantizes it; None if it does not.
-    backward: how the backward matmul quantizes it; None if it does not.
+    free: its noncontracting dimensions.
     first: the forward matmul.
     product: the backward matmul; None if that is in high precision.
-    keeps_forward: whether the backward matmul uses the forward copy.
-    keeps_array: whether the residual is the array, which the backward pass
-      quantizes. Otherwise it is a quantized copy.
-    who: the function that errors name.
   """
 
+  scheme: Scheme
   side: Side
   shape: tuple[Any, ...]
   dtype: np.dtype
-  forward: operands.QuantizeSpec | None
-  backward: operands.QuantizeSpec | None
+  free: tuple[int, ...]
   first: Product
   product: Product | None
-  keeps_forward: bool
-  keeps_array: bool
-  who: str
 
-  @classmethod
-  def of(
-    cls,
-    scheme: Scheme,
-    side: Side,
-    x: Any,
-    free: tuple[int, ...],
-    first: Product,
-    product: Product | None,
-  ) -> TrainingOperand:
-    """Returns the operand of an array with noncontracting dimensions `free`."""
-    format = scheme.format(side)
-    now = later = None
-    if format is not None:
-      square = free if scheme.is_square(side) else None
-      forward = first.lhs if side == "lhs" else first.rhs
-      now = scheme.spec(format, forward, x.shape, square=square)
-      if product is not None:
-        later = scheme.spec(
-          format, product.rhs, x.shape, transform=product.hadamard
-        )
-    keeps_forward = now is not None and (
-      scheme.recipe.backward_from_quantized
-      or (later is not None and now.options.square is not None)
+  @functools.cached_property
+  def forward(self) -> operands.QuantizeSpec | None:
+    """How the forward matmul quantizes it; None if it does not."""
+    format = self.scheme.format(self.side)
+    if format is None:
+      return None
+    along = self.first.lhs if self.side == "lhs" else self.first.rhs
+    square = self.free if self.scheme.is_square(self.side) else None
+    return self.scheme.spec(format, along, self.shape, square=square)
+
+  @functools.cached_property
+  def backward(self) -> operands.QuantizeSpec | None:
+    """How the backward matmul quantizes it; None if it does not."""
+    format, product = self.scheme.format(self.side), self.product
+    if format is None or product is None:
+      return None
+    return self.scheme.spec(
+      format, product.rhs, self.shape, transform=product.hadamard
     )
-    return cls(
-      side=side,
-      shape=tuple(x.shape),
-      dtype=x.dtype,
-      forward=now,
-      backward=later,
-      first=first,
-      product=product,
-      keeps_forward=keeps_forward,
-      keeps_array=scheme.keeps_array(side, bool(first.numbers[1][0])),
-      who=scheme.who,
+
+  @property
+  def keeps_forward(self) -> bool:
+    """Whether the backward matmul uses the forward copy."""
+    forward = self.forward
+    return forward is not None and (
+      self.scheme.recipe.backward_from_quantized
+      or (self.backward is not None and forward.options.square is not None)
     )
+
+  @property
+  def keeps_array(self) -> bool:
+    """Whether the residual is the array, which the backward pass quantizes.
+
+    Otherwise the residual is a quantized copy.
+    """
+    (_, (batch, _)) = self.first.numbers
+    return self.scheme.keeps_array(self.side, bool(batch))
+
+  @property
+  def who(self) -> str:
+    """The function that errors name."""
+    return self.scheme.who
 
   def quantize(
     self,
@@ -725,13 +723,14 @@ class Setting:
     product = self.forward(lhs, rhs)
     contracting, batch = self.numbers
     return {
-      side: TrainingOperand.of(
-        self.scheme,
-        side,
-        x,
-        sides.free_dims(x.ndim, k, b),
-        product,
-        backward[other_side(side)],
+      side: TrainingOperand(
+        scheme=self.scheme,
+        side=side,
+        shape=tuple(x.shape),
+        dtype=x.dtype,
+        free=sides.free_dims(x.ndim, k, b),
+        first=product,
+        product=backward[other_side(side)],
       )
       for side, x, k, b in zip(
         SIDES, (lhs, rhs), contracting, batch, strict=True
