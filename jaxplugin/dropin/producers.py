@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import blocking, error_context, formats
+from jaxplugin.core import error_context, formats
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import arguments, operands, prologues
 from jaxplugin.quantization import out_format as out_format_lib
@@ -536,33 +536,23 @@ def _quantized(
     )
   else:
     global_scale = lax.stop_gradient(out.global_scale)
-  own_format = format.along(sizes[0])
-  specs = tuple(
-    operands.QuantizeSpec(
-      format=own_format,
-      along=blocking.Blocking.along(axis, len(shape), own_format.block_size),
-      scale_rounding=out.scale_rounding,
-    )
-    for axis in axes
+  spec_of = lambda axis: operands.QuantizeSpec.along_axis(
+    axis, shape, format, scale_rounding=out.scale_rounding
   )
   found = operands.quantize_all(
     prologues.PrologueCall(prologue=prologue, x=x, more=more),
-    specs,
+    tuple(map(spec_of, axes)),
     (out.key,) * len(axes),
     global_scale,
     packed=packed,
     for_products=False,
     returns_amax=out.returns_amax,
   )
-  count = len(axes)
-  arrays = [scaled_array.replace(y, format=format) for y in found[:count]]
-  amax, sums = (
-    found[count:][: out.returns_amax],
-    found[count + out.returns_amax :],
-  )
+  arrays = [scaled_array.replace(found.pop(0), format=format) for _ in axes]
+  amax = [found.pop(0)] if out.returns_amax else []
   result: Any = tuple(arrays) if len(arrays) == 2 else arrays[0]
   result = (result, *amax) if amax else result
-  return [out_format_lib.with_source(result, out, source), *sums]
+  return [out_format_lib.with_source(result, out, source), *found]
 
 
 # The backward pass reads x, not f32 intermediates.

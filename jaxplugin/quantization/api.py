@@ -277,17 +277,12 @@ def quantize_both(
       who, x, format, axes, axis_name=axis_name, given=global_scale
     )
   x, global_scale = _without_derivative("quantize_both", x, global_scale)
-  specs = (
-    operands.QuantizeSpec(
-      format=format,
-      along=blocking.Blocking.along(axis, x.ndim, format.block_size),
-      scale_rounding=scale_rounding,
-    )
-    for axis in axes
+  spec_of = lambda axis: operands.QuantizeSpec.along_axis(
+    axis, x.shape, format, scale_rounding=scale_rounding
   )
   first, second = operands.quantize_all(
     x,
-    tuple(specs),
+    tuple(map(spec_of, axes)),
     (None, None),
     global_scale,
     packed=packed,

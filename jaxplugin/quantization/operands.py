@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,19 @@ class QuantizeSpec:
   scale_rounding: arguments.ScaleRounding = "up"
   options: problems.RecipeOptions = problems.NO_OPTIONS
   axis_name: tuple[str, ...] = ()
+
+  @classmethod
+  def along_axis(
+    cls,
+    axis: int,
+    shape: Sequence[Any],
+    format: formats.BlockFormat,
+    **fields: Any,
+  ) -> Self:
+    """Returns the spec of quantizing an array along one dimension."""
+    format = format.along(shape[axis])
+    along = blocking.Blocking.along(axis, len(shape), format.block_size)
+    return cls(format=format, along=along, **fields)
 
 
 @functools.partial(jax.jit, static_argnames="spec")

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxplugin import dot, quantization
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import blocking, error_context, formats
+from jaxplugin.core import error_context, formats
 from jaxplugin.dot import sides
 from jaxplugin.dropin import linear as linear_lib
 from jaxplugin.jaxext import jax_private
@@ -644,6 +644,4 @@ def _require_blocks(x: jax.Array, format: formats.BlockFormat) -> None:
 
 def _spec(x: jax.Array, format: formats.BlockFormat) -> operands.QuantizeSpec:
   """Returns how activations are quantized along the last dimension."""
-  format = format.along(x.shape[-1])
-  along = blocking.Blocking.along(x.ndim - 1, x.ndim, format.block_size)
-  return operands.QuantizeSpec(format=format, along=along)
+  return operands.QuantizeSpec.along_axis(x.ndim - 1, x.shape, format)
