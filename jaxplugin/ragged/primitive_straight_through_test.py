@@ -116,6 +116,13 @@ class StraightThroughTest(parameterized.TestCase):
     self.assertGreater(np.abs(expected).max(), 0.1)
     np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=2e-3)
 
+  def test_gradient_of_weights_may_have_another_backend(self):
+    def value(w):  # the kernels for CPUs read no unquantized weights
+      x_q, w_q = _through(X, jp.MXFP8), _through(w, jp.MXFP8)
+      return jp.ragged_dot(x_q, w_q, _SIZES, implementation="cpu").sum()
+
+    self.assertEqual(jax.eval_shape(jax.grad(value), W).shape, W.shape)
+
   def test_mixed_second_derivatives_by_a_global_scale(self):
     x_q = jp.quantize(X, jp.NVFP4)
     numbers = x_q.dequantize() / x_q.global_scale
