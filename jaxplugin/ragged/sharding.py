@@ -475,11 +475,11 @@ def result_sharding(
     ValueError: If `out_sharding` has more dimensions than the result. JAX
       raises for other shardings that do not fit.
   """
-  call = call.without_origins()
   mesh = mesh_axes.mesh_of(call.flatten())
   if out_sharding is None:
     if mesh is None:
       return None
+    call = call.without_origins()
     specs = call.named(map(mesh_axes.spec_of, call.flatten()))
     is_contraction = isinstance(call, calls.RaggedContraction)
     how: Any = assign_contraction if is_contraction else assign
