@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -425,6 +425,8 @@ class _Linear(linear_calls.Linear):
   plain: Callable[..., jax.Array]
   plain_transpose: Callable[..., jax.Array]
   is_transposed: bool = False
+
+  is_value: ClassVar[bool] = False
 
   def call(self, x: jax.Array, constants: Sequence[jax.Array]) -> jax.Array:
     like = self.argument if self.is_transposed else self.result

@@ -43,7 +43,7 @@ class Linear:
       functions are traced once, and the trace is cached for later calls.
   """
 
-  is_value: ClassVar[bool] = False
+  is_value: ClassVar[bool] = True
 
   def apply(self, linear: Arrays, constants: Arrays) -> Any:
     """Returns an array, or a list, that is jointly linear in `linear`."""

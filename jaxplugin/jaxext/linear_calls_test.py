@@ -25,7 +25,6 @@ class Scaled(linear_calls.Linear):
   """A value, factor * x, that counts its traces."""
 
   factor: float
-  is_value = True
   traced: ClassVar[list[float]] = []
 
   def apply(self, linear, constants):
@@ -95,6 +94,7 @@ class TracedTest(absltest.TestCase):
     def called(x, held):
       # Each call makes a new function, like straight-through dots.
       function = linear_calls.Linear()
+      function.is_value = False
       function.apply = lambda linear, constants: held @ linear[0]
       return linear_calls.linear_call(function, [x], [], like=ROW[:1].repeat(5))
 

@@ -26,7 +26,7 @@ import functools
 import math
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -211,8 +211,6 @@ class _GatedTangent(linear_calls.Linear):
   active: tuple[str, ...]
   dtype: np.dtype
 
-  is_value: ClassVar[bool] = True
-
   def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
     return _tangent(self.prologue, self.active, self.dtype, linear, constants)
 
@@ -283,8 +281,6 @@ class _NormTangent(linear_calls.Linear):
   active: tuple[str, ...]
   dtype: np.dtype
 
-  is_value: ClassVar[bool] = True
-
   def apply(self, linear: Arrays, constants: Arrays) -> list[jax.Array]:
     y = _tangent(self.prologue, self.active, self.dtype, linear, constants)
     return [y, linear[0]]
@@ -350,8 +346,6 @@ class _Quantized(linear_calls.Linear):
   specs: tuple[operands_lib.QuantizeSpec, ...]
   quantized: Any
 
-  is_value: ClassVar[bool] = True
-
   def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
     return linear[0]
 
@@ -377,8 +371,6 @@ class _Gradient(linear_calls.Linear):
   dtype: np.dtype
   specs: tuple[operands_lib.QuantizeSpec, ...] = ()
   quantized: Any = None
-
-  is_value: ClassVar[bool] = True
 
   @classmethod
   def of(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -196,8 +196,6 @@ class _Tangent(linear_calls.Linear):
   shape: tuple[Any, ...]
   dtype: np.dtype
   constants: Any
-
-  is_value: ClassVar[bool] = True
 
   def apply(
     self, linear: Sequence[jax.Array], constants: Sequence[jax.Array]
