@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import jax
@@ -246,7 +246,7 @@ def _with_leaf(arrays: Any, name: str, value: Any) -> Any:
   return arrays._replace(**{side: array})
 
 
-def _without_tangents(names: Sequence[str], moved: Any) -> Any:
+def _without_tangents(names: Iterable[str], moved: Any) -> Any:
   """Returns tangents of which those of `names` are constant."""
   for name in names:
     moved = _with_leaf(moved, name, tangents.CONSTANT)

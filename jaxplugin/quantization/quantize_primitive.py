@@ -246,15 +246,15 @@ def _own_scales(
 def _abstract_eval(x, *given, problem, target, overlay):
   del target, overlay
   types = problem.result_types()
-  shardings = [None] * len(types)
+  shardings: list[NamedSharding | None] = [None] * len(types)
   if (mesh := mesh_axes.mesh_of([x, *given])) is not None:
     shardings = [
       NamedSharding(mesh, mesh_axes.partition_spec(spec))
       for spec in assignment.quantize_specs(problem, x, mesh)
     ]
   return [
-    primitive.result_type(x, *kind, sharding)
-    for kind, sharding in zip(types, shardings, strict=True)
+    primitive.result_type(x, shape, dtype, sharding)
+    for (shape, dtype), sharding in zip(types, shardings, strict=True)
   ]
 
 

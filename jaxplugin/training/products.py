@@ -313,16 +313,13 @@ def quantized(
     call = tangents.attach_guard(call, guard)
     return list(operands.quantize_all(call, tuple(specs), tuple(keys)))
   x = tangents.without_derivative(x, f"{who}{NO_SECOND}")
-  first = specs[0]
-  if len(specs) > 1 and any(
-    spec.format != first.format or spec.options.square for spec in specs
-  ):  # No kernel quantizes these from one read.
-    groups = [((spec,), (key,)) for spec, key in zip(specs, keys, strict=True)]
-  else:
-    groups = [(tuple(specs), tuple(keys))]
-  results = [
-    result for own in groups for result in operands.quantize_all(x, *own)
-  ]
+  groups = [list(zip(specs, keys, strict=True))]
+  if any(s.format != specs[0].format or s.options.square for s in specs):
+    # No kernel quantizes these from one read.
+    groups = [[pair] for pair in groups[0]]
+  results: list[Any] = []
+  for group in groups:
+    results += operands.quantize_all(x, *zip(*group, strict=True))
   for result in results:
     validation.remember_positive(result.scale)
   return results
