@@ -326,19 +326,6 @@ _swizzled.__name__ = "swizzle_scale"  # names the function in modules
 _jitted_swizzle: Final = jax.jit(_swizzled)
 
 
-def linear_scale(
-  scale: jax.Array,
-  scale_layout: ScaleLayout,
-  shape: Sequence[int],
-  block_size: int,
-) -> jax.Array:
-  """Returns a scale for values of `shape`, linear and without padding."""
-  if scale_layout == LINEAR:
-    return scale
-  rows, k = shape[-2:]
-  return unswizzle_scale(scale, (rows, blocking.divide_up(k, block_size)))
-
-
 def unswizzle_scale(swizzled: jax.Array, shape: Sequence[int]) -> jax.Array:
   """Returns a swizzled scale in linear order, without padding.
 

@@ -444,9 +444,11 @@ class ScaledArray:
   def linear_scale(self) -> Any:
     """Returns the scale in the linear layout, without padding."""
     validation.require_unconverted("ScaledArray.linear_scale", self)
-    return layouts.linear_scale(
-      self.scale, self.scale_layout, self.shape, self.block_size
-    )
+    if self.scale_layout == layouts.LINEAR:
+      return self.scale
+    rows, k = self.shape[-2:]
+    columns = blocking.divide_up(k, self.block_size)
+    return layouts.unswizzle_scale(self.scale, (rows, columns))
 
   def in_rows(self) -> ScaledArray:
     """Returns the array with a known block size and a scale for each row.
