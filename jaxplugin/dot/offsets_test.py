@@ -17,6 +17,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.dot import reference
 from jaxplugin.testing import contract
 from jaxplugin.testing.meshes import explicit
 
@@ -39,53 +40,51 @@ def normal(seed, *shape):
   return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def in_blocks(x, format, k):
-  """Repeats one number of each block for its values, as f64."""
-  size = format.along(k).block_size
-  return np.repeat(np.asarray(x).astype(np.float64), size, axis=-1)[..., :k]
-
-
 def parts(w):
   """Returns f64 stored * scale, and f64 terms of the blocks, of an array."""
-  format, k = w.format, w.shape[-1]
-  stored = np.asarray(w.unpack().values).astype(np.float64)
-  scale, offset = (in_blocks(x, format, k) for x in (w.scale, w.offset))
-  if np.dtype(format.offset_dtype).kind in "iu":
-    return stored * scale, (format.code_offset - offset) * scale
-  return stored * scale, format.code_offset * scale + offset
+  k = w.shape[-1]
+  stored = reference.oracle_dequantize(w.values, w.scale, w.format)
+  return stored, reference.oracle_terms(w.scale, w.offset, w.format.along(k), k)
 
 
 def values_of(x):
   """Returns the f64 values of an operand, and magnitudes for the bound."""
-  if not isinstance(x, jp.ScaledArray):
-    x = np.asarray(x).astype(np.float64)
-    return x, np.abs(x)
-  if x.offset is None:
-    x = np.asarray(x.dequantize()).astype(np.float64)
-    return x, np.abs(x)
-  product, term = parts(x)
-  return product + term, np.abs(product) + np.abs(term)
+  if isinstance(x, jp.ScaledArray) and x.offset is not None:
+    product, term = parts(x)
+    return product + term, np.abs(product) + np.abs(term)
+  if isinstance(x, jp.ScaledArray):
+    x = contract.exact(x)
+  x = np.asarray(x).astype(np.float64)
+  return x, np.abs(x)
+
+
+def array(format, values, scale, offset):
+  """Returns an array of NumPy's, with two codes of 4 bits in a byte."""
+  values = values.astype(format.values_dtype)
+  if format.has_pairs:
+    values = contract.pack(values, -1)
+  values, scale, offset = jax.device_put(
+    (
+      values,
+      scale.astype(format.scale_dtype),
+      offset.astype(format.offset_dtype),
+    )
+  )
+  return jp.ScaledArray(values, scale, None, format, offset=offset)
 
 
 def weight(format, *shape, seed=0):
   """Returns an array of random codes, scales and offsets."""
   rng = np.random.default_rng(seed)
   bits = format.value_bits
-  low, high = -(1 << bits - 1), 1 << bits - 1
-  values = rng.integers(low, high, shape).astype(format.values_dtype)
+  values = rng.integers(-(1 << bits - 1), 1 << bits - 1, shape)
   blocks = -(-shape[-1] // format.along(shape[-1]).block_size)
   sizes = (*shape[:-1], blocks)
-  scale = rng.uniform(0.01, 0.1, sizes).astype(format.scale_dtype)
+  scale = rng.uniform(0.01, 0.1, sizes)
   offset = rng.normal(size=sizes)
   if np.dtype(format.offset_dtype).kind in "iu":
     offset = rng.integers(0, 1 << bits, sizes)
-  return jp.ScaledArray(
-    jax.device_put(values),
-    jax.device_put(scale),
-    None,
-    format,
-    offset=jax.device_put(offset.astype(format.offset_dtype)),
-  )
+  return array(format, values, scale, offset)
 
 
 class OffsetsTest(parameterized.TestCase):
@@ -99,7 +98,7 @@ class OffsetsTest(parameterized.TestCase):
   def test_dequantize_applies_the_offset(self, format):
     w = weight(format, 7, K)
     product, term = parts(w)
-    found = np.asarray(jax.jit(jp.dequantize)(w.pack()))
+    found = np.asarray(jax.jit(jp.dequantize)(w))
     exact = product + term
     largest = np.abs(product) + np.abs(term)
     bound = 2.0**-22 * largest + 1e-30
@@ -109,9 +108,9 @@ class OffsetsTest(parameterized.TestCase):
 
   @parameterized.parameters(*FORMATS)
   def test_product_is_within_the_bound(self, format):
-    x, w = jax.device_put(normal(1, ROWS, K)), weight(format, COLUMNS, K)
+    x, w = normal(1, ROWS, K), weight(format, COLUMNS, K)
     rows = [x, x.astype(jnp.bfloat16)]
-    rows += [jp.quantize(x, name) for name in ("int8_row", "nvfp4")]
+    rows += [contract.quantized(x, name) for name in ("int8_row", "nvfp4")]
 
     @jax.jit
     def run(rows, w):
@@ -180,20 +179,19 @@ class OffsetsTest(parameterized.TestCase):
 
 X = np.random.default_rng(1).normal(size=(4, 256)).astype(np.float32)
 NUMBERS = (((1,), (1,)), ((), ()))
-SIZES = jnp.array([1, 0, 3])
+SIZES = np.array([1, 0, 3])
 OF_GROUPS = jax.lax.RaggedDotDimensionNumbers(
   (((1,), (2,)), ((), ())), (0,), (0,)
 )
 OF_ROWS = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
 
 
-def weights(format="uint4_128"):
-  w = np.random.default_rng(0).normal(size=(3, 16, 256)) + 0.2
-  return jp.quantize(jnp.asarray(w, jnp.float32), format)
+def weights(format=jp.UINT4_128):
+  return weight(format, 3, 16, 256)
 
 
 def plain(x):
-  return np.asarray(x.dequantize() if hasattr(x, "dequantize") else x)
+  return values_of(x)[0]
 
 
 def through_flax(w):
@@ -230,6 +228,19 @@ def squares(dot):
   return lambda w: jax.grad(lambda x: jnp.sum(dot(x, w) ** 2))(X)
 
 
+def silu_gradient(w):
+  """Returns NumPy's gradient of the sum of squares of silu(X @ w.T + 1)."""
+  z = X @ w.T + 1
+  s = 1 / (1 + np.exp(-z))
+  return (2 * z * s * (s + z * s * (1 - s))) @ w
+
+
+def ragged_gradient(w):
+  """Returns NumPy's gradient of the sum of squares of `ragged`."""
+  y = 2 * ragged(w)
+  return np.concatenate([y[:1] @ w[0], y[1:] @ w[2]])
+
+
 def through(dot, *shape):
   """Returns the gradient by weights that are quantized straight-through."""
 
@@ -251,8 +262,12 @@ EPILOGUE = {"layer": 1, "bias": np.ones((3, 16)), "activation": "relu"}
 MANY = np.repeat(X, 17, 0)
 TWICE, BATCH = np.tile(X, (2, 1)), np.stack([X, X + 1, 2 * X])
 BATCHED = lambda w: np.einsum("lmk,lnk->lmn", BATCH, w)
-SWIZZLED = jp.quantize(
-  X.reshape(2, 2, 256), jp.MXFP8, scale_layout="swizzled_128x4"
+INT8, MINIMA = (
+  contract.quantized(X, jp.INT8_ROW),
+  weight(jp.UINT4_32_MIN, 4, 256),
+)
+SWIZZLED = contract.operand(
+  np.random.default_rng(2), jp.MXFP8, (2, 2, 256), storage="swizzled"
 )
 # Each row: the function under test, and NumPy's function of plain arrays.
 # fmt: off
@@ -293,7 +308,7 @@ RESULTS = {
     lambda w: np.einsum("lmk,lnk->mn", BATCH, w)),
   "gradient": (
     squares(lambda x, w: jp.linear(x, w[0], np.ones(16), "silu")),
-    squares(lambda x, w: jax.nn.silu(x @ w[0].T + 1))),
+    lambda w: silu_gradient(w[0])),
   "straight-through gradient": (
     through(lambda w: jp.linear(X, w), 16, 256),
     lambda w: np.tile(X.sum(0), (16, 1))),
@@ -302,15 +317,14 @@ RESULTS = {
   "layer with an epilogue": (linear(**EPILOGUE), activated()),
   "layer and many rows": (linear(MANY, **EPILOGUE), activated(MANY)),
   "swizzled rows": (
-    lambda w: [jp.linear(SWIZZLED, w[0]),
-               jax.vmap(jp.linear, (0, None))(SWIZZLED, w[0])],
-    lambda w: [plain(SWIZZLED) @ w[0].T] * 2),
+    lambda w: [jp.linear(SWIZZLED.operand, w[0]),
+               jax.vmap(jp.linear, (0, None))(SWIZZLED.operand, w[0])],
+    lambda w: [SWIZZLED.exact @ w[0].T] * 2),
   "layer in a scan": (
     lambda w: jax.lax.map(lambda i: jp.linear(X, w, layer=i), jnp.arange(3)),
     lambda w: np.einsum("mk,lnk->lmn", X, w)),
   "layer of a quantized operand": (
-    lambda w: jp.linear(jp.quantize(X, "int8_row"), w, layer=1),
-    lambda w: plain(jp.quantize(X, "int8_row")) @ w[1].T),
+    lambda w: jp.linear(INT8, w, layer=1), lambda w: plain(INT8) @ w[1].T),
   "ragged": (lambda w: jp.ragged_dot(X, w, SIZES), ragged),
   "ragged of the xla backend": (
     lambda w: jp.ragged_dot(X, w, SIZES, implementation="xla"), ragged),
@@ -319,11 +333,10 @@ RESULTS = {
       TWICE, w, SIZES, bias=np.ones((3, 16)), activation="swiglu"),
     swiglu),
   "ragged of rows with minima": (
-    lambda w: jp.ragged_dot(jp.quantize(X, "uint4_32_min"), w, SIZES),
-    lambda w: ragged(w, jp.quantize(X, "uint4_32_min"))),
+    lambda w: jp.ragged_dot(MINIMA, w, SIZES), lambda w: ragged(w, MINIMA)),
   "ragged gradient": (
     squares(lambda x, w: jp.ragged_dot(x, w, SIZES)),
-    squares(lambda x, w: jax.lax.ragged_dot(x, w.swapaxes(1, 2), SIZES))),
+    ragged_gradient),
   "ragged straight-through gradient": (
     through(lambda w: jp.ragged_dot(X, w, SIZES), 3, 16, 256),
     lambda w: np.stack([np.tile(x.sum(0), (16, 1))
@@ -363,7 +376,7 @@ REFUSED = {
 class PublicFunctionsTest(parameterized.TestCase):
   """The right value, or a refusal."""
 
-  @parameterized.parameters("uint4_128", INT8_64)
+  @parameterized.parameters(jp.UINT4_128, INT8_64)
   def test_values_have_the_offsets(self, format):
     w = weights(format)
     eager = {
@@ -453,28 +466,28 @@ class PublicFunctionsTest(parameterized.TestCase):
     np.testing.assert_array_equal(*run(weights()))
 
   def test_a_cast_leaf_is_refused_by_name(self):
-    w = weights(INT8_64)[0]
+    w = weight(INT8_64, 16, 256)
     cast = jax.tree.map(lambda x: x.astype(jnp.bfloat16), w)
     with self.assertRaisesRegex(TypeError, "the scale of int8_64_with_minima"):
       jp.linear(X, cast)
 
   def test_explain_says_why_there_are_two_matmuls(self):
-    text = jp.explain(jp.linear, X, weights()[0]).details()
+    text = jp.explain(jp.linear, X, weight(jp.UINT4_128, 16, 256)).details()
     self.assertIn("the second matmul of a block-scaled one", text)
     self.assertIn("float32 x uint4_128", text)
 
-  @parameterized.parameters("uint4_128", "uint4_32_min", "uint4_128_bf16")
+  @parameterized.parameters(*FORMATS[:3])
   def test_errors_name_the_format_with_the_offset(self, format):
-    w = weights(format)[0]
+    w = weight(format, 16, 256)
     rows = jp.quantize(X, "mxfp8")
     named = functools.partial(jp.linear, implementation="cudnn")
     with jp.use_target(jp.named_target("b200", cudnn="9.13")):
       for function, message in (
-        (lambda: named(rows, w), f"got mxfp8 x {format}\n"),
-        (lambda: named(X, w), f"does not support float32 x {format} "),
+        (lambda: named(rows, w), f"got mxfp8 x {format.name}\n"),
+        (lambda: named(X, w), f"does not support float32 x {format.name} "),
         (
           lambda: jp.block_scaled_dot(X, w, block_size=64),
-          f"for rhs of {format}, got 64",
+          f"for rhs of {format.name}, got 64",
         ),
       ):
         with self.assertRaises(Exception) as caught:
@@ -504,10 +517,11 @@ class PublicFunctionsTest(parameterized.TestCase):
     # Values of 0 and 1, stored as codes -8 and 7: the sum of the stored values
     # and that of the zero points are large, and cancel.
     k = 512
-    ones = np.zeros((3, COLUMNS, k), np.float32)
-    ones[..., ::128] = 1
-    w = jp.quantize(ones, "uint4_128")
-    exact = np.asarray(w.dequantize(), np.float64)
+    codes = np.full((3, COLUMNS, k), -8)
+    codes[..., ::128] = 7
+    scale = np.full((3, COLUMNS, k // 128), 1 / 15)
+    w = array(jp.UINT4_128, codes, scale, np.zeros_like(scale))
+    exact = plain(w)
     x = normal(0, 65, k)
     x[:, ::32] *= 30
     fastest = functools.partial(jp.block_scaled_dot, precision="fastest")
@@ -548,13 +562,15 @@ class PublicFunctionsTest(parameterized.TestCase):
   )
   def test_fastest_precision_has_the_bits_of_converted_rows(self):
     rows = dataclasses.replace(jp.INT8_32, name="rows", scale_dtype=np.float32)
-    w = jp.quantize(normal(1, COLUMNS, K), "uint4_128")
+    w = weight(jp.UINT4_128, COLUMNS, K)
     rounds = jp.detect_target("cpu").cpu_kernels in ("avx512_bf16", "amx_bf16")
+    many = normal(0, 65, K)
+    quantized = jp.quantize(many, rows)
     for m in (2, 16, 17, 65):
-      x = normal(m, m, K)
+      x = many[:m]
       fastest = lambda x, w: jp.block_scaled_dot(x, w, precision="fastest")
       actual = jax.jit(fastest)(x, w)
-      note, given = "rows are quantized to int8", jp.quantize(x, rows)
+      note, given = "rows are quantized to int8", quantized[:m]
       if m == 2 and rounds:
         note, given = "rows are rounded to bf16", x.astype(jnp.bfloat16)
       expected = jp.block_scaled_dot(given, w)
@@ -564,9 +580,9 @@ class PublicFunctionsTest(parameterized.TestCase):
 
 
 M, N, LONG_K = 8, 16, 1024
-SHARDED_SIZES = jnp.array([3, 0, 4, 1])
+SHARDED_SIZES = np.array([3, 0, 4, 1])
 KINDS = (AxisType.Auto, AxisType.Explicit)
-SHARDED_FORMATS = ("uint4_128", "uint4_32_min")
+SHARDED_FORMATS = (jp.UINT4_128, jp.UINT4_32_MIN)
 NEAR = {"rtol": 1e-3, "atol": 1e-3}
 
 
@@ -586,8 +602,8 @@ class ShardedTest(parameterized.TestCase):
 
   def stacked(self):
     """Returns rows, a stack of weights, and what the weights mean."""
-    w = jp.quantize(normal(1, 4, N, LONG_K), "uint4_128")
-    return normal(0, M, LONG_K), w, np.asarray(w.dequantize())
+    w = weight(jp.UINT4_128, 4, N, LONG_K)
+    return normal(0, M, LONG_K), w, plain(w)
 
   @parameterized.product(
     kind=KINDS,
@@ -599,8 +615,8 @@ class ShardedTest(parameterized.TestCase):
   )
   def test_dots_and_gradients(self, kind, specs):
     mesh = explicit.mesh(self, kind=kind)
-    x, w = normal(0, M, LONG_K), normal(1, N, LONG_K)
-    weights = [jp.quantize(w, format) for format in SHARDED_FORMATS]
+    x = normal(0, M, LONG_K)
+    weights = [weight(format, N, LONG_K) for format in SHARDED_FORMATS]
     x_spec, w_spec, spec = specs
     out = None if kind == AxisType.Auto else spec
 
@@ -616,14 +632,12 @@ class ShardedTest(parameterized.TestCase):
       placed = [self.put(mesh, w, w_spec) for w in weights]
       found = run(self.put(mesh, x, x_spec), placed)
     for w, (x_bar, y) in zip(weights, found, strict=True):
-      e = np.asarray(w.dequantize())
+      e = plain(w)
       exact = np.maximum(x @ e.T, 0)
       np.testing.assert_allclose(y, exact, rtol=1e-3, atol=1e-3)
       np.testing.assert_allclose(x_bar, 2 * exact @ e, rtol=1e-3, atol=1e-2)
 
-  @parameterized.parameters(*KINDS)
-  def test_quantize_has_the_bits_of_one_device(self, kind):
-    mesh = explicit.mesh(self, kind=kind)
+  def test_quantize_has_the_bits_of_one_device(self):
     w = normal(0, N, LONG_K)
 
     @jax.jit
@@ -631,11 +645,12 @@ class ShardedTest(parameterized.TestCase):
       arrays = [jp.quantize(w, format) for format in SHARDED_FORMATS]
       return arrays, [jp.dequantize(array) for array in arrays]
 
-    with jax.set_mesh(mesh):
-      found = run(self.put(mesh, jnp.asarray(w), P("a", "b")))
-    expected = [jp.quantize(w, format) for format in SHARDED_FORMATS]
-    expected = expected, [array.dequantize() for array in expected]
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    expected = run(w)
+    for kind in KINDS:
+      mesh = explicit.mesh(self, kind=kind)
+      with self.subTest(kind), jax.set_mesh(mesh):
+        found = run(self.put(mesh, w, P("a", "b")))
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
 
   @parameterized.product(
     kind=KINDS, specs=((P("a"), P("b")), (P(None, "b"), P(None, None, "b")))
