@@ -7,13 +7,13 @@ import inspect
 import re
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from absl.testing import absltest
 
 import jaxplugin as jp
+from jaxplugin.testing import contract
 
 pytestmark = pytest.mark.smoke
 
@@ -41,11 +41,9 @@ _OF_JAX = {
 # The start of an error: a function, perhaps with an argument, or a path.
 _FUNCTION = re.compile(r"^[\w./-]+( [\w@]+)?: ")
 
-_W = jax.device_put(np.ones((2, 64, 64), np.float32))
-_X = jax.device_put(np.ones((4, 64), np.float32))
-_Q = jp.quantize(_X, jp.MXFP8)
-_WQ = jp.quantize(_W, jp.MXFP8)
-_SIZES = jnp.array([1, 3])
+_X, _W = np.ones((4, 64), np.float32), np.ones((2, 64, 64), np.float32)
+_Q, _WQ = (contract.quantized(x, jp.MXFP8) for x in (_X, _W))
+_SIZES = np.array([1, 3], np.int32)
 _DIMS = (((1,), (1,)), ((), ()))
 _RECIPE = jp.training.MXFP8_RECIPE
 
@@ -127,8 +125,8 @@ _CALLS = {
   jp.prepare_weights: {"tree": {"kernel": _WQ}},
   jp.concatenate: {"arrays": [_Q, _Q]},
   jp.stack: {"arrays": [_Q, _Q]},
-  jp.pack_fp4: {"values": jnp.zeros((4, 4), jnp.float4_e2m1fn)},
-  jp.unpack_fp4: {"packed": jnp.zeros((4, 4), jnp.uint8)},
+  jp.pack_fp4: {"values": np.zeros((4, 4), ml_dtypes.float4_e2m1fn)},
+  jp.unpack_fp4: {"packed": np.zeros((4, 4), np.uint8)},
   jp.swizzle_scale: {"scale": _Q.scale},
   jp.QuantizedWeight: {
     **{"array": _WQ, "kernel_shape": (2, 64, 64), "contracting": (2,)}},

@@ -3,13 +3,13 @@
 """`out_format=` on a GPU: one kernel, and why there are two otherwise."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin.arrays import scaled_array
 from jaxplugin.core import targets
-from jaxplugin.testing import interpreted
+from jaxplugin.testing import contract, interpreted
 
 H100 = jp.named_target("h100").with_library(targets.JAX_TRITON)
 M, N, K, GROUPS = 14, 96, 128, 3
@@ -17,12 +17,12 @@ NVFP4 = {"global_scale": np.float32(0.01), "returns_amax": True}
 
 
 def array(*shape):
-  return jax.device_put(np.random.default_rng(0).normal(size=shape))
+  return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-X, W = array(2, M // 2, K), jp.quantize(array(N, K), "mxfp4")
-EXPERTS = jp.quantize(array(GROUPS, N, K), "nvfp4")
-SIZES = jnp.array([5, 0, 7], jnp.int32)
+X, W = array(2, M // 2, K), contract.quantized(array(N, K), "mxfp4")
+EXPERTS = contract.quantized(array(GROUPS, N, K), "nvfp4")
+SIZES = np.array([5, 0, 7], np.int32)
 BIAS = array(N)
 
 
@@ -41,8 +41,11 @@ CASES = {
   "dot_amax": (dot, {"residual": array(2, M // 2, N)}, "nvfp4", NVFP4),
   "ragged": (ragged_dot, {"activation": "swiglu"}, "nvfp4", NVFP4),
 }
-LAYERS = jax.vmap(lambda w: jp.quantize(w, "nvfp4"))(array(2, N, K))
-VECTOR = jp.quantize(array(K), "mxfp4")
+LAYERS = scaled_array.replace(
+  contract.quantized(array(2, N, K), "nvfp4"),
+  global_scale=np.full((2, 1, 1), 0.5, np.float32),
+)
+VECTOR = contract.quantized(array(K), "mxfp4")
 MATVEC = (((1,), (0,)), ((), ()))
 # Reasons in `explain` if no kernel quantizes the result.
 SEPARATE = {
