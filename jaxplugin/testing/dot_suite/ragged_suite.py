@@ -294,25 +294,24 @@ class RaggedSuite(parameterized.TestCase):
     rng = np.random.default_rng(5)
     groups, m, n, k = 4, 40, 70, 160
     w = rng.normal(size=(groups, n, k)).astype(np.float32)
-    rhs = jp.quantize(w, format)
-    magnitudes = np.abs(np.float64(jp.dequantize(rhs)))
-    for lhs in (
-      rng.normal(size=(m, k)).astype(np.float32),
-      jp.quantize(rng.normal(size=(m, k)).astype(np.float32), format),
-    ):
-      of_lhs = np.abs(
-        np.float64(lhs if isinstance(lhs, np.ndarray) else jp.dequantize(lhs))
-      )
-      sizes, start = np.array([3, 1, 0, 36], np.int32), 0
-      actual = self.dot(lhs, rhs, sizes)
-      for group, size in enumerate(sizes):
+    x = rng.normal(size=(m, k)).astype(np.float32)
+    quantized = lambda x: contract.quantized(x, format)
+    sizes = np.array([3, 1, 0, 36], np.int32)
+    for is_plain in (True, False):
+      lhs_of = (lambda x: x) if is_plain else quantized
+      lhs = lhs_of(x)
+      of_lhs = np.abs(np.float64(x) if is_plain else contract.exact(lhs))
+      actual = np.float64(self.dot(lhs, quantized(w), sizes))
+      starts = np.cumsum(sizes) - sizes
+      for start, size, of_group in zip(starts, sizes, w, strict=True):
         if size:
-          expected = self.dense_dot(lhs[start : start + size], rhs[group])
-          rows = slice(start, start + size)
-          difference = np.abs(np.float64(actual[rows]) - np.float64(expected))
-          allowed = self.loop_bound * (of_lhs[rows] @ magnitudes[group].T)
+          rows, rhs = slice(start, start + size), quantized(of_group)
+          expected = np.float64(self.dense_dot(lhs_of(x[rows]), rhs))
+          allowed = self.loop_bound * (
+            of_lhs[rows] @ np.abs(contract.exact(rhs)).T
+          )
+          difference = np.abs(actual[rows] - expected)
           np.testing.assert_array_less(difference, allowed + 2.0**-140)
-        start += size
 
 
 def activate(x: np.ndarray, activation: str | None) -> np.ndarray:
