@@ -14,19 +14,17 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.core import formats
 from jaxplugin.testing import contract
 from jaxplugin.testing.meshes import explicit
 
 M, N, K = 8, 16, 256
 
 
-def quantized(format, *shape, seed=0, **kwargs):
-  # Integers with one global scale, so products are exact in any order.
+def quantized(format, *shape, seed=0, axis=-1):
+  """Returns an array of NumPy's, whose products are exact in any order."""
+  # JAX compiles a program to split an array of one device.
   x = np.random.default_rng(seed).integers(-2, 3, shape).astype(np.float32)
-  if formats.resolve("", format).has_global_scale:
-    kwargs = {"global_scale": 0.5, **kwargs}
-  return jp.quantize(x, format, **kwargs)
+  return jax.device_get(contract.quantized(x, format, axis))
 
 
 class PlacementTest(parameterized.TestCase):
@@ -239,7 +237,8 @@ class PlacementTest(parameterized.TestCase):
       ({"bias": jnp.ones(4)}, self.named(None, "a"), TypeError,
        r"at most 1 .* of shape \(4,\)"),
       ({"a": "name"}, named, TypeError, "^shard: tree must .* got 'name'"),
-      (named, w, TypeError, "^shard: sharding must.*ArrayImpl"),
+      (named, jax.device_put(w), TypeError,
+       "^shard: sharding must.*ArrayImpl"),
       (w, "b", TypeError, "^shard: sharding must be.*'b'"),
       ({"a": w, "b": [w[:5]]}, named, TypeError,
        r"^shard: \['b'\]\[0\]: dimension 0 .* got size 5"),

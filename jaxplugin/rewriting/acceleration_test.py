@@ -21,12 +21,16 @@ JAX_PRIMITIVES = ("scaled_matmul_wrapper", "scaled_matmul", "scaled_dot")
 OURS = "block_scaled_dot"
 
 
-def count(function, *args):
-  """Returns how often each primitive is in the jaxpr of a call."""
-  jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+def count_in(jaxpr):
+  """Returns how often each primitive is in a jaxpr."""
   return collections.Counter(
     eqn.primitive.name for eqn in transformations.equations(jaxpr)
   )
+
+
+def count(function, *args):
+  """Returns how often each primitive is in the jaxpr of a call."""
+  return count_in(jax.make_jaxpr(function)(*args).jaxpr)
 
 
 def functions_in(dtype):
@@ -77,12 +81,24 @@ def assert_dot(result, exact, magnitude, factor=1):
   contract.assert_within(result, factor * exact, bound, contract.F32)
 
 
-def assert_replaced(function, *args):
-  """Asserts that no dot of JAX is left; returns the number of ours."""
-  found = count(function, *args)
+def assert_none_left(found):
+  """Asserts that a count has no dots of JAX; returns the number of ours."""
   assert found[OURS] > 0, found
   assert not any(found[name] for name in JAX_PRIMITIVES), found
   return found[OURS]
+
+
+def assert_replaced(function, *args):
+  """Asserts that no dot of JAX is left; returns the number of ours."""
+  return assert_none_left(count(function, *args))
+
+
+def traced(functions, *args):
+  """Returns a traced program of all functions, and a count for each of them."""
+  functions = [jax.jit(f) for f in functions]
+  program = jax.jit(lambda *args: [f(*args) for f in functions]).trace(*args)
+  jaxprs = [eqn.params["jaxpr"].jaxpr for eqn in program.jaxpr.eqns]
+  return program, [count_in(jaxpr) for jaxpr in jaxprs]
 
 
 # Constructs. Each takes a function and returns another one of the same arrays,
@@ -304,11 +320,14 @@ class ConstructsTest(absltest.TestCase):
       self.assert_right(function, rows, *operands(1))
 
   def test_results_of_eager_calls_are_right(self):
-    self.assert_right(every(rows(), jp.accelerate), rows(), *operands(1))
+    # One function of each construct, in turns.
+    pairs = zip(*[iter(rows().items())] * 2, strict=True)
+    each = dict(pair[i % 2] for i, pair in enumerate(pairs))
+    self.assert_right(every(each, jp.accelerate), each, *operands(1))
 
   def test_vmap_on_either_side_is_right(self):
     cases = [operands(2, i) for i in range(3)]
-    args = [jnp.stack(x) for x in zip(*(c[0] for c in cases), strict=True)]
+    args = [np.stack(x) for x in zip(*(c[0] for c in cases), strict=True)]
     exact, magnitude = (
       np.stack(x) for x in zip(*(c[1:] for c in cases), strict=True)
     )
@@ -317,11 +336,13 @@ class ConstructsTest(absltest.TestCase):
       lambda f: jax.vmap(jp.accelerate(f)),
       lambda f: jp.accelerate(jax.vmap(f)),
     ):
-      for name, (original, *_) in mapped.items():
+      functions = [transform(original) for original, *_ in mapped.values()]
+      program, counts = traced(functions, *args)
+      for name, found in zip(mapped, counts, strict=True):
         with self.subTest(name):
-          assert_replaced(transform(original), *args)
-      function = jax.jit(every(mapped, transform))
-      self.assert_right(function, mapped, args, exact, magnitude)
+          assert_none_left(found)
+      run = program.lower().compile()
+      self.assert_right(run, mapped, args, exact, magnitude)
 
 
 class SemanticsTest(parameterized.TestCase):

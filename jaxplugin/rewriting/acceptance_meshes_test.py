@@ -130,6 +130,12 @@ class PlacesTest(AcceptedTest):
     function, of_x, of_w, of_y, shape, axis = SHARDS[name]
     mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     w, x = quantized(normal(*shape), format, axis), normal(8, 64)
+    plain = (
+      x if activations is None else jp.quantize(x, activations).dequantize(),
+      w.dequantize(jnp.float32),
+    )
+    # JAX compiles a program to split an array of one device.
+    w, x, plain = jax.device_get((w, x, plain))
     mapped = jax.shard_map(
       function,
       mesh=mesh,
@@ -139,13 +145,12 @@ class PlacesTest(AcceptedTest):
       check_vma="gathered" not in name,
     )
     call = accepted(mapped, activations=activations)
-    plain = (
-      x if activations is None else jp.quantize(x, activations).dequantize(),
-      w.dequantize(jnp.float32),
+    run = jax.jit(mapped)
+    actual, expected, magnitude = jax.device_get(
+      (call(x, w), run(*plain), run(*map(np.abs, plain)))
     )
-    error = np.abs(call(x, w) - jax.jit(mapped)(*plain))
-    magnitude = jax.jit(mapped)(*map(jnp.abs, plain))
     # Both sums are in f32, so each has this error.
+    error = np.abs(actual - expected)
     np.testing.assert_array_less(error, 2 * EPSILON * magnitude)
     hlo = compiled(call, x, w)
     self.assertEqual(count_calls(hlo), 1 if activations is None else 2)
@@ -203,6 +208,7 @@ class PlacesTest(AcceptedTest):
     call = accepted(functools.partial(function, put), activations=activations)
     blocked = [None] * axis + ["a", "b"]
     with jax.set_mesh(mesh):
+      w, x = jax.device_get((w, x))
       args = jp.shard(w, P(*blocked)), jax.device_put(x, P())
       actual, hlo = call(*args), compiled(call, *args)
     expected = alone(w, x)

@@ -135,16 +135,19 @@ class PartsTest(AcceptedTest):
     function, shape, axis, num_matmuls = PARTS[name]
     w, x = quantized(normal(*shape), format, axis), normal(5, 64)
     call = accepted(function)
+    arrays = exact((w, x))
     with jax.enable_x64(True):
-      expected = function(*map(jnp.asarray, exact((w, x))))
-      largest = function(*(jnp.abs(a) for a in exact((w, x))))
-    leaves = map(jax.tree.leaves, (call(w, x), expected, largest))
+      results = [
+        function(*map(jnp.asarray, each))
+        for each in (arrays, map(np.abs, arrays))
+      ]
+    leaves = map(jax.tree.leaves, jax.device_get([call(w, x), *results]))
     for actual, sums, magnitude in zip(*leaves, strict=True):
       self.assertEqual(actual.dtype, np.float32)
       np.testing.assert_array_equal(np.isnan(actual), np.isnan(sums))
       # Each matmul of a chain has the contract's error.
       bound = max(num_matmuls, 1) * EPSILON * magnitude
-      is_wrong = np.abs(np.asarray(actual, np.float64) - sums) > bound
+      is_wrong = np.abs(actual.astype(np.float64) - sums) > bound
       self.assertFalse(np.any(is_wrong))
     hlo = compiled(call, w, x)
     matmuls = re.findall(r'"jaxplugin_(?:block_scaled|ragged)_dot', hlo)

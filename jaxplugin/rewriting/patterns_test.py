@@ -541,6 +541,9 @@ class PatternsTest(parameterized.TestCase):
   @parameterized.parameters(jnp.float32, jnp.bfloat16)
   def test_norms_and_activations_of_libraries_are_found(self, dtype):
     functions = rows(matched(dtype))
+    if dtype == jnp.bfloat16:  # The next test finds them.
+      spelled = {f"exact_gelu_{name}" for name in EXACT_GELUS}
+      functions = [row for row in functions if row[0] not in spelled]
 
     @jax.jit
     def compared(*args):
@@ -729,7 +732,7 @@ def looped(function, x):
   )[1]
 
 
-SIGN = jnp.arange(32)[:, None] % 3 - 1
+SIGN = np.arange(32)[:, None] % 3 - 1
 WITHIN = "silu: separate: the matmul is inside {}, and silu is not"
 AROUND = "silu: separate: it is inside {}, and the matmul is not"
 FUSED = "silu: fused"
