@@ -122,7 +122,7 @@ class PytreeTest(parameterized.TestCase):
     leaves, tree = jax.tree.flatten(x)
     part = tree.unflatten([leaves[0], None, leaves[2]])
     with self.assertRaisesRegex(AttributeError, "be arrays, got .*scale=None"):
-      jp.linear(jnp.ones((2, x.shape[1])), part)
+      jp.linear(np.ones((2, x.shape[1]), np.float32), part)
     with self.assertRaisesRegex(TypeError, "of arrays, got .*scale=None"):
       jp.dequantize(part)
     # Constructors get trees of placeholders too.
@@ -291,7 +291,7 @@ class PackTest(parameterized.TestCase):
     """XLA folds the unpacking of a constant."""
     codes = random_bytes((64, 128), 16)
     packed = codes[:, 0::2] | codes[:, 1::2] << 4
-    zeros = jnp.zeros((64, 128))
+    zeros = np.zeros((64, 128), np.float32)
     got = jax.jit(lambda x: x + jp.unpack_fp4(packed).astype(x.dtype))(zeros)
     np.testing.assert_array_equal(got, codes.view(FP4).astype(np.float32))
 
@@ -442,28 +442,28 @@ ERRORS = (
    ValueError, "scale_layout.*linear.*swizzled_128x4.*'blocked'"),
 )
 FUNCTION_ERRORS = (
-  (lambda: jp.pack_fp4(jnp.zeros((4, 7), FP4)), TypeError,
+  (lambda: jp.pack_fp4(np.zeros((4, 7), FP4)), TypeError,
    r"axis 1 must be even.*\(4, 7\)"),
-  (lambda: jp.pack_fp4(jnp.zeros((5, 8), FP4), axis=-2), TypeError,
+  (lambda: jp.pack_fp4(np.zeros((5, 8), FP4), axis=-2), TypeError,
    r"axis 0 must be even.*\(5, 8\)"),
-  (lambda: jp.pack_fp4(jnp.zeros((4, 8), jnp.uint8)), TypeError,
+  (lambda: jp.pack_fp4(np.zeros((4, 8), jnp.uint8)), TypeError,
    "must be float4_e2m1fn or int4, got uint8"),
-  (lambda: jp.unpack_fp4(jnp.zeros((4, 8), jnp.int8)), TypeError,
+  (lambda: jp.unpack_fp4(np.zeros((4, 8), jnp.int8)), TypeError,
    "must be uint8, got int8"),
-  (lambda: jp.pack_fp4(jnp.zeros((4, 8), FP4), axis=2), ValueError,
+  (lambda: jp.pack_fp4(np.zeros((4, 8), FP4), axis=2), ValueError,
    "^pack_fp4: axis .*rank 2, got 2"),
-  (lambda: jp.unpack_fp4(jnp.zeros((4, 8), jnp.uint8), axis=-3), ValueError,
+  (lambda: jp.unpack_fp4(np.zeros((4, 8), jnp.uint8), axis=-3), ValueError,
    "unpack_fp4: axis .*rank 2, got -3"),
-  (lambda: jp.swizzle_scale(jnp.zeros(4, jnp.uint8)), TypeError,
+  (lambda: jp.swizzle_scale(np.zeros(4, jnp.uint8)), TypeError,
    r"swizzle_scale: .*rank 2.*\(4,\)"),
-  (lambda: jp.unswizzle_scale(jnp.zeros(512, jnp.uint8), (1, 4)), TypeError,
+  (lambda: jp.unswizzle_scale(np.zeros(512, jnp.uint8), (1, 4)), TypeError,
    r"unswizzle_scale: .*\(512,\)"),
-  (lambda: jp.unswizzle_scale(jnp.zeros((128, 4), jnp.uint8), 4), TypeError,
+  (lambda: jp.unswizzle_scale(np.zeros((128, 4), jnp.uint8), 4), TypeError,
    r"shape must be \(rows, columns\) .* got 4"),
-  (lambda: jp.unswizzle_scale(jnp.zeros((128, 4), jnp.uint8), (200, 5)),
+  (lambda: jp.unswizzle_scale(np.zeros((128, 4), jnp.uint8), (200, 5)),
    TypeError, r"\(200, 5\) swizzles to \(256, 8\), got \(128, 4\)"),
   *(
-    (lambda dtype=dtype: jp.swizzle_scale(jnp.zeros((8, 4), dtype)), TypeError,
+    (lambda dtype=dtype: jp.swizzle_scale(np.zeros((8, 4), dtype)), TypeError,
      f"swizzle_scale: .*{jnp.dtype(dtype).name}")
     for dtype in (jnp.float32, jnp.bfloat16, FP4)
   ),

@@ -318,15 +318,22 @@ def with_leaf(x, name, index, byte):
   return jp.ScaledArray(**leaves, global_scale=x.global_scale, format=x.format)
 
 
+def spoiled(shape, index, value, others=0):
+  """Returns an array of equal numbers but for those of an index."""
+  x = np.full(shape, others, np.float32)
+  x[index] = value
+  return jax.device_put(x)
+
+
 def plain_with(value):
-  return jnp.ones((M, K)).at[2, 3].set(value)
+  return spoiled((M, K), (2, 3), value, others=1)
 
 
 def one_number(number):
   """lhs and rhs; one row of their product is `number`."""
-  x = np.zeros((M, K), np.float32)
-  x[2, 0] = number
-  return jnp.asarray(x), jp.quantize(np.ones((N, K), np.float32), jp.MXFP8)
+  return spoiled((M, K), (2, 0), number), jp.quantize(
+    np.ones((N, K), np.float32), jp.MXFP8
+  )
 
 
 # By name: lhs, rhs, and further arguments, of x and w.
@@ -345,14 +352,14 @@ EXPLAINED = {
   "bf16 rounds to Inf": lambda x, w: (*one_number(3.3961775e38),
     {"preferred_element_type": BF16}),
   "NaN in a bias": lambda x, w: (x, w,
-    {"bias": jnp.zeros((N,)).at[3].set(np.nan), "activation": "gelu"}),
+    {"bias": spoiled((N,), 3, np.nan), "activation": "gelu"}),
   "Inf in a residual": lambda x, w: (
     x,
     w,
-    {"residual": jnp.zeros((M, N)).at[2, 3].set(-np.inf), "activation": "relu"},
+    {"residual": spoiled((M, N), (2, 3), -np.inf), "activation": "relu"},
   ),
   "NaN in a row's global scale": lambda x, w: (x, w,
-    {"global_scale": jnp.ones((M, 1)).at[2].set(np.nan)}),
+    {"global_scale": spoiled((M, 1), 2, np.nan, others=1)}),
 }  # fmt: skip
 
 
@@ -418,6 +425,6 @@ class ExplainedTest(Case):
     x, w = pair(jp.NVFP4)
     w = jp.prepare_weights(w, targets.named_target("h200"))
     self.assertTrue(w.is_interleaved)
-    bias = jnp.zeros((N,)).at[3].set(np.nan)
+    bias = spoiled((N,), 3, np.nan)
     self.plant((1, 2))
     self.assert_found("1 of the result", dot, x, w, bias=bias)

@@ -250,7 +250,7 @@ class EpilogueTest(parameterized.TestCase):
     w = transformations.array(np.random.default_rng(0), jp.MXFP8, (5, 64))
     bias = jnp.float32([-1, 1, -1, 1, 1])
     function = lambda bias: jp.block_scaled_dot(
-      jnp.zeros((1, 64)), w, bias=bias, activation="relu"
+      np.zeros((1, 64), np.float32), w, bias=bias, activation="relu"
     )
     g = jnp.float32([[np.inf, 2, np.nan, np.inf, 3]])
     (actual,) = jax.vjp(function, bias)[1](g)
@@ -301,12 +301,12 @@ class CostTest(transformations.PrimitiveTestCase):
       self.skipTest("no CPU kernels here")
     case = Composition(activation)
     function, x = case.function, case.args["lhs"]
-    experts = jp.quantize(jnp.ones((2, 32, 64)), "mxfp8")
+    experts = jp.quantize(np.ones((2, 32, 64), np.float32), "mxfp8")
     sizes = jnp.array([3, 2])
     ragged = lambda x: jp.ragged_dot(x, experts, sizes, activation=activation)
     through = lambda x: jp.quantize(x, "mxfp8", derivative="straight_through")
     gradient = lambda f: jax.value_and_grad(lambda x: f(x).sum())
-    rows = jnp.ones((5, 64))
+    rows = np.ones((5, 64), np.float32)
     for f, args, count in (
       (function, (x,), 1),
       (gradient(function), (x,), 1),
@@ -362,7 +362,9 @@ class RefusalTest(parameterized.TestCase):
       (both, (jnp.float32(1),), "not linear in lhs and global_scale at once"),
     ):
       with self.assertRaisesRegex(NotImplementedError, words):
-        jax.linear_transpose(function, self.plain, *args)(jnp.ones((3, 5)))
+        jax.linear_transpose(function, self.plain, *args)(
+          np.ones((3, 5), np.float32)
+        )
 
 
 class TransformTest(transformations.PrimitiveTestCase):
@@ -403,7 +405,7 @@ class TransformTest(transformations.PrimitiveTestCase):
     function = lambda x: jp.block_scaled_dot(x, self.w)
     (actual,) = jax.linear_transpose(function, self.x)(self.g)
     self.assert_same(actual, self.pull(self.x, self.w, self.g))
-    args = (self.x, jnp.zeros(5), jnp.zeros((3, 5)))
+    args = (self.x, np.zeros(5, np.float32), np.zeros((3, 5), np.float32))
     function = lambda x, b, r: jp.block_scaled_dot(
       x, self.w, bias=b, residual=r
     )

@@ -340,7 +340,7 @@ class SitesTest(parameterized.TestCase):
     ):
       f = lambda w, x: plain(x, w)
       f = jax.named_call(f, name=scope) if scope else f
-      w, x = jnp.ones(shape, dtype), jnp.ones((7, shape[0]), dtype)
+      w, x = np.ones(shape, dtype), np.ones((7, shape[0]), dtype)
       with self.subTest(shape=shape, dtype=dtype, scope=scope):
         self.assertRegex(self.reason(f, w, x, recipe=recipe), expected)
 

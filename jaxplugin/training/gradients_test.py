@@ -184,21 +184,25 @@ class DotGeneralTest(WithinTestCase):
       jax.ShapeDtypeStruct((k, 3), jnp.float32),
     )
     for size in (5, 32, 40):
-      x, w = jnp.ones((4, size)), jnp.ones((size, 3))
+      x, w = np.ones((4, size), np.float32), np.ones((size, 3), np.float32)
       np.testing.assert_array_equal(exported.call(x, w), np.full((4, 3), size))
 
   def test_zero_sizes_give_zero_or_empty(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
     numbers = oracle.numbers("mk", "kn")
-    result = function(jnp.zeros((3, 0)), jnp.zeros((0, 2)), numbers)
+    result = function(
+      np.zeros((3, 0), np.float32), np.zeros((0, 2), np.float32), numbers
+    )
     np.testing.assert_array_equal(result, np.zeros((3, 2)))
-    result = function(jnp.zeros((0, 8)), jnp.zeros((8, 2)), numbers)
+    result = function(
+      np.zeros((0, 8), np.float32), np.zeros((8, 2), np.float32), numbers
+    )
     self.assertEqual(result.shape, (0, 2))
 
   def test_bad_arguments_are_refused_with_names_and_values(self):
     numbers = oracle.numbers("mk", "kn")
     good = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    f32 = jnp.zeros((4, 8))
+    f32 = np.zeros((4, 8), np.float32)
     dot = jp.dot_general
     for error, pattern, call in (
       (TypeError, "lhs_format must be a BlockFormat.*nvfp4.*got 8",
@@ -209,9 +213,9 @@ class DotGeneralTest(WithinTestCase):
         lambda: dot("mxfp8", jp.quantize(f32, "mxfp8", pad=True))),
       (TypeError, "lhs_format or rhs_format.*None", lambda: dot(None, None)),
       (TypeError, r"rhs must be float32.*int32\[8, 2\]",
-        lambda: good(f32, jnp.zeros((8, 2), jnp.int32), numbers)),
+        lambda: good(f32, np.zeros((8, 2), jnp.int32), numbers)),
       (TypeError, "contracting sizes must agree.* 8 .* 9 ",
-        lambda: good(f32, jnp.zeros((9, 2)), numbers)),
+        lambda: good(f32, np.zeros((9, 2), np.float32), numbers)),
       (TypeError, "^dot_general: dimension_numbers must be .* got 'mk'",
         lambda: good(f32, f32.T, "mk")),
       (ValueError, "dot_general: grad_format: .*'mxfp7'.*mxfp8, .*nvfp4",
@@ -260,7 +264,7 @@ class DotGeneralTest(WithinTestCase):
   def test_gradients_have_the_format_of_lhs_unless_it_has_none(
     self, lhs_format, rhs_format, grad_format
   ):
-    x, numbers = jnp.ones((32, 32)), oracle.numbers("mk", "kn")
+    x, numbers = np.ones((32, 32), np.float32), oracle.numbers("mk", "kn")
 
     def traced(**options):
       dot = jp.dot_general(lhs_format, rhs_format, **options)
@@ -574,7 +578,7 @@ class KeptTest(parameterized.TestCase):
 @quantization_lowerings.needs_library
 class KernelsTest(parameterized.TestCase):
   def test_cpu_kernels_quantize_and_nothing_copies_codes(self):
-    x, w = jnp.ones((2, 32, 64)), jnp.ones((64, 96))
+    x, w = np.ones((2, 32, 64), np.float32), np.ones((64, 96), np.float32)
     function = jp.dot_general(recipe="mxfp8", weight="rhs")
 
     def loss(x, w):
