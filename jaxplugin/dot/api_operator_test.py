@@ -119,15 +119,20 @@ class TransposeTest(parameterized.TestCase):
   def test_stacked_global_scales_and_surrogates_move_along(self):
     x = np.random.default_rng(0).normal(size=(3, 5, 32)).astype(np.float32)
     x *= np.array([1, 16, 256], np.float32)[:, None, None]
-    make = lambda x: jp.quantize(
-      x, jp.NVFP4, batch_dims=1, derivative="straight_through"
-    )
-    y = make(x).T
-    self.assertEqual(y.global_scale.shape, (1, 1, 3))
-    expected = np.asarray(make(x).dequantize()).T
-    np.testing.assert_array_equal(y.dequantize(), expected)
     weights = integers((32, 5, 3))
-    gradient = jax.grad(lambda x: (weights * make(x).T.dequantize()).sum())(x)
+
+    @jax.jit
+    def run(x):
+      make = lambda x: jp.quantize(
+        x, jp.NVFP4, batch_dims=1, derivative="straight_through"
+      )
+      loss = lambda x: (weights * make(x).T.dequantize()).sum()
+      y = make(x).T
+      return make(x), y, y.dequantize(), jax.grad(loss)(x)
+
+    made, y, floats, gradient = run(x)
+    self.assertEqual(y.global_scale.shape, (1, 1, 3))
+    np.testing.assert_array_equal(floats, contract.dequantized(made).T)
     np.testing.assert_array_equal(gradient, weights.T)
 
   @parameterized.parameters(jp.MXFP8, jp.NVFP4)

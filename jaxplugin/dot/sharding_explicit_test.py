@@ -280,8 +280,11 @@ class GradientTest(explicit.InsideTestCase):
     def function(w):
       return jp.block_scaled_dot(x_q, w, out_sharding=P("b"))
 
-    _, pull = jax.vjp(function, w)
-    (result,) = pull(self.put(G, P("b")))
+    @jax.jit
+    def gradient(w, g):
+      return jax.vjp(function, w)[1](g)[0]
+
+    result = gradient(w, self.put(G, P("b")))
     self.assertEqual(jax.typeof(result), jax.typeof(w))
     np.testing.assert_array_equal(result, G.T @ X)
 

@@ -51,10 +51,10 @@ class Decoder(nn.Module):
 
 
 def decoder():
-  tokens = jnp.arange(6).reshape(2, 3)
+  tokens = jax.device_put(np.arange(6, dtype=np.int32).reshape(2, 3))
   types = jax.eval_shape(Decoder().init, jax.random.key(0), tokens)
-  params = jax.tree.map(lambda x: normal(*x.shape) / 8, types)
-  return params, tokens
+  params = jax.tree.map(lambda x: np.asarray(normal(*x.shape)) / 8, types)
+  return jax.device_put(params), tokens
 
 
 class FrameworksTest(parameterized.TestCase):

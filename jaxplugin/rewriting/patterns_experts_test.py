@@ -136,54 +136,50 @@ def outcomes(function, *args):
 
 
 class AcceptedExpertsTest(parameterized.TestCase):
-  @parameterized.parameters(jnp.float32, jnp.bfloat16)
-  def test_result_has_the_bits_of_producers(self, dtype):
-    params, x = params_of(dtype), normal(ROWS, MODEL, dtype=dtype)
-    function = accepted(mixtral)
+  def transformed(self, by_hand, model, params, stored, x, more=()):
+    """Returns a result by hand; checks that transformed models have its bits.
+
+    Args:
+      more: further functions of the stored weights, x and the sizes.
+    """
+    function = accepted(model)
 
     @jax.jit
     def all_of_them(params, stored, x, sizes):
       step = functools.partial(function, stored)
       return (
-        by_producers(params, x, sizes),
+        by_hand(params, x, sizes),
         step(x, sizes),
-        jax.checkpoint(function)(stored, x, sizes),
-        accepted(jax.checkpoint(mixtral))(stored, x, sizes),
-        accepted(jax.jit(mixtral))(stored, x, sizes),
+        accepted(jax.checkpoint(model))(stored, x, sizes),
         jax.vmap(step)(x[None], sizes[None])[0],
         lax.scan(lambda x, _: (step(x, sizes), None), x, length=1)[0],
+        *(f(stored, x, sizes) for f in more),
       )
 
-    first, *others = all_of_them(params, quantized(params), x, sizes())
-    self.assertGreater(np.abs(np.asarray(first, np.float32)).max(), 0.1)
+    first, *others = all_of_them(params, stored, x, sizes())
     for i, y in enumerate(others):
       np.testing.assert_array_equal(first, y, err_msg=str(i))
+    return first
+
+  @parameterized.parameters(jnp.float32, jnp.bfloat16)
+  def test_result_has_the_bits_of_producers(self, dtype):
+    params, x = params_of(dtype), normal(ROWS, MODEL, dtype=dtype)
+    more = jax.checkpoint(accepted(mixtral)), accepted(jax.jit(mixtral))
+    first = self.transformed(
+      by_producers, mixtral, params, quantized(params), x, more
+    )
+    self.assertGreater(np.abs(np.asarray(first, np.float32)).max(), 0.1)
 
   @parameterized.parameters(jnp.float32, jnp.bfloat16)
   def test_experts_of_gpt_oss_have_the_bits_of_producers(self, dtype):
     params, x = gpt_oss_params(dtype), normal(ROWS, MODEL, dtype=dtype)
     where = lambda p: 1 if p.array.ndim == 3 else False
     stored, _ = jp.quantize_params(params, "mxfp8", where=where)
-    function = accepted(gpt_oss)
     self.assertEqual(
-      outcomes(function, stored, x, sizes()),
+      outcomes(accepted(gpt_oss), stored, x, sizes()),
       [("swigluoai with interleaved halves", "fused")],
     )
-
-    @jax.jit
-    def all_of_them(params, stored, x, sizes):
-      step = functools.partial(function, stored)
-      return (
-        gpt_oss_by_producers(params, x, sizes),
-        step(x, sizes),
-        accepted(jax.checkpoint(gpt_oss))(stored, x, sizes),
-        jax.vmap(step)(x[None], sizes[None])[0],
-        lax.scan(lambda x, _: (step(x, sizes), None), x, length=1)[0],
-      )
-
-    first, *others = all_of_them(params, stored, x, sizes())
-    for i, y in enumerate(others):
-      np.testing.assert_array_equal(first, y, err_msg=str(i))
+    first = self.transformed(gpt_oss_by_producers, gpt_oss, params, stored, x)
     exact = gpt_oss_in_f64(params, x)
     error = np.asarray(first, np.float64)[: len(exact)] - exact
     # bf16 rounds gate and up by 2^-9. One code in 2^5 then differs by 2^-4. In
@@ -192,7 +188,9 @@ class AcceptedExpertsTest(parameterized.TestCase):
     self.assertLess(np.linalg.norm(error), tolerance * np.linalg.norm(exact))
 
   def test_layers_of_a_scan_are_fused(self):
-    stack = jax.tree.map(lambda x: jnp.stack([x, x[::-1]]), params_of())
+    stack = jax.tree.map(
+      lambda x: np.stack([x, x[::-1]]), jax.device_get(params_of())
+    )
     x = normal(ROWS, MODEL)
 
     def model(params, x, sizes):
@@ -202,10 +200,11 @@ class AcceptedExpertsTest(parameterized.TestCase):
     where = lambda p: 2 if p.array.ndim == 4 else False
     stored, _ = jp.quantize_params(stack, "mxfp8", where=where)
     got = jax.jit(accepted(model))(stored, x, sizes())
+    layer = jax.jit(lambda p, x, sizes: x + by_producers(p, x, sizes))
     want = x
     for i in range(2):
       params = jax.tree.map(lambda x, i=i: x[i], stack)
-      want = want + by_producers(params, want, sizes())
+      want = layer(params, want, sizes())
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
     found = jp.explain(accepted(model), stored, x, sizes()).chains
     self.assertLen(found, 3)
@@ -238,7 +237,6 @@ class AcceptedExpertsTest(parameterized.TestCase):
     # The loss is linear in the result, so quantizing changes no gradient.
     params, ones = params_of(), normal(ROWS, MODEL)
     gate, up = normal(ROWS, HIDDEN), normal(HIDDEN, ROWS).T
-    dequantized = quantized(params)["down"].dequantize()
 
     def loss(down, gate, up, ones, sizes):
       y = lax.ragged_dot(jax.nn.silu(gate) * up, down, sizes)
@@ -257,15 +255,13 @@ class AcceptedExpertsTest(parameterized.TestCase):
       return (y * ones[: len(expert)]).sum()
 
     stored = quantized(params)["down"]
+    dequantized = stored.dequantize()
     got = [
       jax.jit(f)(stored, gate, up, ones, sizes())
       for f in second(accepted(loss, fuse_activations=is_fused))
     ]
     with jax.enable_x64(True):
-      exact = [
-        jnp.asarray(np.asarray(a, np.float64))
-        for a in (dequantized, gate, up, ones)
-      ]
+      exact = [np.asarray(a, np.float64) for a in (dequantized, gate, up, ones)]
       want = [jax.jit(f)(*exact, sizes()) for f in second(exact_loss)]
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
       self.assertGreater(abs(np.asarray(b)).max(), 0.1)

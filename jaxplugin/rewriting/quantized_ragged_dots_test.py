@@ -34,19 +34,20 @@ OURS = _Numbers((((1,), (2,)), ((), ())), (0,), (0,))
 CONTRACTION = _Numbers((((0,), (0,)), ((), ())), (0,), ())
 
 
-def normal(seed, *shape):
-  return jnp.asarray(gradients_oracle.fixed_point(seed, *shape))
+def normal(seed, *shape, scale=1):
+  return jax.device_put(scale * gradients_oracle.fixed_point(seed, *shape))
 
 
 X = normal(0, TOKENS, MODEL)
 PARAMS = {
   "router": normal(1, MODEL, EXPERTS),
-  "gate_up": normal(2, EXPERTS, MODEL, 2 * HIDDEN) / 8,
+  "gate_up": normal(2, EXPERTS, MODEL, 2 * HIDDEN, scale=1 / 8),
   "gate_up_bias": normal(3, EXPERTS, 2 * HIDDEN),
-  "down": normal(4, EXPERTS, HIDDEN, MODEL) / 8,
+  "down": normal(4, EXPERTS, HIDDEN, MODEL, scale=1 / 8),
   "down_bias": normal(5, EXPERTS, MODEL),
 }
-ROWS, SIZES = normal(6, 21, MODEL), jnp.array([5, 0, 9, 4], jnp.int32)
+ROWS = normal(6, 21, MODEL)
+SIZES = jax.device_put(np.array([5, 0, 9, 4], np.int32))
 
 
 def gpt_oss(first, second, params, x):
@@ -361,7 +362,10 @@ class OperandsTest(parameterized.TestCase):
     assert_same((value, of_w.primal), expected)
 
   def test_experts_quantized_for_another_matmul_are_refused(self):
-    w_q = jp.quantize_operand(PARAMS["down"], MXFP8, contracting=2, batch=0)
+    quantize = functools.partial(
+      jp.quantize_operand, recipe=MXFP8, contracting=2, batch=0
+    )
+    w_q = jax.jit(quantize)(PARAMS["down"])
     dot = jp.quantize_dots(lambda w, x: plain(x, w, SIZES), MXFP8)
     with self.assertRaisesRegex(
       TypeError,

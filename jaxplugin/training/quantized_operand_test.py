@@ -31,7 +31,7 @@ LAYERS, ROWS, WIDTH = 2, 33, 64
 
 def normal(seed, *shape):
   x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-  return jnp.asarray(x)
+  return jax.device_put(x)
 
 
 X = normal(0, ROWS, 40)
@@ -236,8 +236,8 @@ class ManyProductsTest(parameterized.TestCase):
   def test_gradient_by_the_operand_itself(self):
     w_q = jp.quantize_operand(W, training.MXFP8_RECIPE)
     loss = lambda w: jnp.sin(DOT(X, w, MATMUL)).sum()
-    gradient = jax.grad(loss, allow_int=True)(w_q)
-    assert_equal_bits(gradient.primal, jax.grad(loss)(W))
+    gradient = jax.jit(jax.grad(loss, allow_int=True))(w_q)
+    assert_equal_bits(gradient.primal, jax.jit(jax.grad(loss))(W))
     copies = jax.tree.leaves(gradient)[1:]
     self.assertEqual({x.dtype for x in copies}, {jax.dtypes.float0})
     assert_equal_bits(training.primals({"w": w_q}), {"w": W})
@@ -545,7 +545,7 @@ class MeshTest(parameterized.TestCase):
     sharded = jax.shard_map(
       of_device, mesh=self.mesh, in_specs=(spec, P("x")), out_specs=P()
     )
-    w_shards = jax.device_put(w, NamedSharding(self.mesh, spec))
+    w_shards = jax.device_put(np.asarray(w), NamedSharding(self.mesh, spec))
     step = jax.jit(jax.grad(sharded, (0, 1))).lower(w_shards, x).compile()
     gathered = re.findall(r"= (\w+)\[[\d,]*\]\S* all-gather\(", step.as_text())
     # Values and scale factors of the forward and of the backward copy.
@@ -553,7 +553,7 @@ class MeshTest(parameterized.TestCase):
     gradients = step(w_shards, x)
     self.assertEqual(gradients[0].sharding.spec, spec)
     for found, want in zip(
-      gradients, jax.grad(loss, (0, 1))(w, x), strict=True
+      gradients, jax.jit(jax.grad(loss, (0, 1)))(w, x), strict=True
     ):
       # The same f32 products, summed in another order.
       np.testing.assert_allclose(
@@ -612,12 +612,11 @@ class ErrorsTest(parameterized.TestCase):
 
   def test_rows_of_groups(self):
     recipe = training.MXFP8_RECIPE
-    x = jp.quantize_operand(X, recipe, role="activation")
+    quantize = functools.partial(jp.quantize_operand, recipe=recipe)
+    x = jax.jit(functools.partial(quantize, role="activation"))(X)
     w = normal(4, 3, 40, 24)
     ragged = functools.partial(
-      training.ragged_dot_general,
-      group_sizes=jnp.array([3, 3, 3]),
-      recipe=recipe,
+      training.ragged_dot_general, group_sizes=np.array([3] * 3), recipe=recipe
     )
     with self.assertRaisesRegex(
       NotImplementedError, "lhs must be an unquantized array"
@@ -626,7 +625,7 @@ class ErrorsTest(parameterized.TestCase):
     numbers = jax.lax.RaggedDotDimensionNumbers(
       (((1,), (1,)), ((), ())), (0,), (0,)
     )
-    w_q = jp.quantize_operand(w, recipe, contracting=2, batch=0)
+    w_q = jax.jit(functools.partial(quantize, contracting=2, batch=0))(w)
     with self.assertRaisesRegex(
       TypeError,
       r"dimensions \[1\] and batch dimensions \[0\], got .* \[2\] and",
