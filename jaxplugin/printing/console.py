@@ -97,20 +97,23 @@ def show(parts: Iterable[Part], stream: IO[str] | None = None) -> None:
 
   The environment variable COLUMNS sets another width. Continuation lines are
   indented by four more columns. A word that is longer than a line, such as a
-  path, is not broken, and a table is wider than a terminal that is too narrow
-  for its cells. Tables have colors on a terminal unless NO_COLOR is set.
+  path, is not broken. If a terminal is too narrow for the cells of a table,
+  each row becomes a line of text. Tables have colors on a terminal unless
+  NO_COLOR is set.
 
   Args:
     parts: the report.
     stream: a file; standard output by default.
   """
   stream = sys.stdout if stream is None else stream
-  is_wide = stream.isatty() or os.environ.get("COLUMNS", "0") != "0"
-  console = _console(stream, None if is_wide else WIDTH)
+  has_width = stream.isatty() or os.environ.get("COLUMNS", "0") != "0"
+  console = _console(stream, None if has_width else WIDTH)
   width = console.width
   for part in parts:
     if isinstance(part, str):
       lines = _wrapped(part, width)
+    elif has_width and _least_width(part) > width:
+      lines = _wrapped(_sentences(part), width)
     else:
       lines = _lines(part, console)
     print("\n".join(lines), file=stream)
@@ -134,9 +137,25 @@ def _console(stream: IO[str], width: int | None) -> Any:
   )
 
 
+def _least_width(part: rich_table.Table) -> int:
+  return sum((column.min_width or 0) + _GAP for column in part.columns) - _GAP
+
+
+def _sentences(part: rich_table.Table) -> str:
+  """Returns a line for each row of a table: "name: b, k: 16"."""
+  titled = [column for column in part.columns if column.header]
+  indent = _least_width(part) - sum(
+    (column.min_width or 0) + _GAP for column in titled
+  )
+  lines = []
+  for row in zip(*(column.cells for column in titled), strict=True):
+    cells = zip(titled, row, strict=True)
+    lines.append(", ".join(f"{c.header}: {cell}" for c, cell in cells if cell))
+  return textwrap.indent("\n".join(lines), " " * (indent + _GAP))
+
+
 def _lines(part: rich_table.Table, console: Any) -> list[str]:
-  least = sum((column.min_width or 0) + _GAP for column in part.columns) - _GAP
-  console.width = max(console.width, least)
+  console.width = max(console.width, _least_width(part))
   with console.capture() as captured:
     console.print(part)
   return [line.rstrip() for line in captured.get().splitlines()]
