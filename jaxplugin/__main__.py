@@ -149,7 +149,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 @contextlib.contextmanager
 def _short_warnings() -> Iterator[None]:
-  """Prints warnings on one line if they would show a line of this package."""
+  """Prints warnings of this package on one line, without a line of source."""
   with warnings.catch_warnings():
     default = warnings.showwarning
 
@@ -161,7 +161,8 @@ def _short_warnings() -> Iterator[None]:
       file: TextIO | None = None,
       line: str | None = None,
     ) -> None:
-      if filename.startswith(_PACKAGE):
+      is_own = category.__module__.partition(".")[0] == __package__
+      if is_own or filename.startswith(_PACKAGE):
         print(f"warning: {message}", file=sys.stderr)
       else:
         default(message, category, filename, lineno, file, line)

@@ -65,6 +65,7 @@ class MainTest(command_lines.CommandLineTestCase):
   def test_warnings_of_the_package_have_no_line_of_its_source(self):
     def run(argv):
       warnings.warn_explicit("text", UserWarning, main.__file__, 1)
+      warnings.warn_explicit("table", jp.TableWarning, "jax.py", 1)
       warnings.warn_explicit("text", UserWarning, "model.py", 1)
       return 0
 
@@ -74,7 +75,7 @@ class MainTest(command_lines.CommandLineTestCase):
     ):
       warnings.simplefilter("always")
       _, _, err = self.run_command("info")
-    self.assertEqual(err, "warning: text\n")
+    self.assertEqual(err, "warning: text\nwarning: table\n")
     self.assertEqual([other.filename for other in others], ["model.py"])
 
   def test_version_is_printed(self):
