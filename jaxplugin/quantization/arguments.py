@@ -45,9 +45,16 @@ def float_array(who: str, x: Any) -> jax.Array:
 
 
 def validate_key(
-  who: str, key: Any, format: formats.BlockFormat | None = None
+  who: str,
+  key: Any,
+  format: formats.BlockFormat | None = None,
+  *,
+  is_stack: bool = False,
 ) -> None:
   """Checks the key of stochastic rounding.
+
+  Args:
+    is_stack: whether the key may have leading dimensions, which a caller maps.
 
   Raises:
     TypeError: If `key` is neither None, a typed key nor a raw uint32 key.
@@ -55,9 +62,9 @@ def validate_key(
   """
   dtype = getattr(key, "dtype", None)
   is_key = dtype is not None and (
-    key.ndim == 0
+    is_stack or key.ndim == 0
     if jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    else dtype == np.uint32 and key.ndim == 1
+    else dtype == np.uint32 and (is_stack or key.ndim == 1)
   )
   if key is not None and not is_key:
     raise TypeError(
@@ -177,15 +184,19 @@ def validate(
       )
 
 
-def whether_packed(
-  who: str, packed: bool | None, format: formats.BlockFormat, size: int
-) -> bool:
-  """Returns whether to pack two 4-bit values a byte; the default is True."""
+def validate_packed(who: str, packed: Any) -> None:
   if not error_context.is_one_of(packed, (None, True, False)):
     raise ValueError(
       f"{who}: packed must be True, False or None, got"
       f" {error_context.shown(packed)}"
     )
+
+
+def whether_packed(
+  who: str, packed: bool | None, format: formats.BlockFormat, size: int
+) -> bool:
+  """Returns whether to pack two 4-bit values a byte; the default is True."""
+  validate_packed(who, packed)
   can_be = can_be_packed(format.along(size))
   if format.may_be_short:
     # The shapes of one byte and one scale do not show the blocked axis.
@@ -224,6 +235,33 @@ def validate_batch_dims(
     )
 
 
+def validate_global_scale(
+  who: str, global_scale: Any, format: formats.BlockFormat
+) -> None:
+  """Checks a `global_scale` argument, except for its shape."""
+  if global_scale is None:
+    return
+  if not format.has_global_scale:
+    raise ValueError(
+      f"{who}: global_scale must be None for {format}, which has none, got"
+      f" {error_context.shown(global_scale)}; leave global_scale out"
+    )
+  dtype = scaled_array.as_array(who, "global_scale", global_scale).dtype
+  is_number = jnp.issubdtype(dtype, np.signedinteger)
+  if not is_number and not jnp.issubdtype(dtype, np.floating):
+    raise ValueError(
+      f"{who}: global_scale must be a float32, got"
+      f" {error_context.shown(global_scale)}; leave it out to have it computed"
+    )
+  wrong = validation.first_not_positive(global_scale)
+  if wrong is not None:
+    raise ValueError(
+      f"{who}: global_scale must be positive and finite, got {wrong}."
+      " Divide the largest magnitude by the largest value of the format"
+      " times that of its scales, or pass 1 for zeros"
+    )
+
+
 def given_global_scale(
   who: str,
   global_scale: jax.Array | float | None,
@@ -233,21 +271,14 @@ def given_global_scale(
   """Returns a `global_scale` argument as f32[] or f32[batch]."""
   if global_scale is None:
     return None
-  if not format.has_global_scale:
-    raise ValueError(
-      f"{who}: global_scale must be None for {format}, which has none, got"
-      f" {error_context.shown(global_scale)}; leave global_scale out"
-    )
-  given = global_scale
-  global_scale = scaled_array.as_array(who, "global_scale", given)
+  validate_global_scale(who, global_scale, format)
+  global_scale = scaled_array.as_array(who, "global_scale", global_scale)
   shape = tuple(global_scale.shape)
   is_one = global_scale.size == 1
   follows = shape[: len(batch)] == tuple(batch) and set(
     shape[len(batch) :]
   ) <= {1}
-  is_number = jnp.issubdtype(global_scale.dtype, np.signedinteger)
-  is_number |= jnp.issubdtype(global_scale.dtype, np.floating)
-  if not (is_one or follows) or not is_number:
+  if not (is_one or follows):
     wanted = "one float32"
     if batch:
       wanted += f", or have the leading dimensions {tuple(batch)} of x"
@@ -256,13 +287,6 @@ def given_global_scale(
       f" {global_scale.dtype}{list(shape)}; leave it out to have it computed"
     )
   global_scale = global_scale.reshape(() if is_one else tuple(batch))
-  wrong = validation.first_not_positive(given)
-  if wrong is not None:
-    raise ValueError(
-      f"{who}: global_scale must be positive and finite, got {wrong}."
-      " Divide the largest magnitude by the largest value of the format"
-      " times that of its scales, or pass 1 for zeros"
-    )
   return global_scale.astype(jnp.float32)
 
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from jaxplugin.core import error_context, formats
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import api, arguments, codes, integers
 
+_LEAVES: Final = ("global_scale", "key")
 NO_DERIVATIVE: Final = (
   "the quantized result has no derivative. Pass"
   ' out_format=jp.OutFormat(..., derivative="straight_through"), whose gradient'
@@ -25,18 +25,7 @@ NO_DERIVATIVE: Final = (
 )
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["global_scale", "key"],
-  meta_fields=[
-    "format",
-    "axis",
-    "scale_rounding",
-    "returns_amax",
-    "packed",
-    "derivative",
-  ],
-)
+@jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class OutFormat:
   """The format of a quantized result: the argument `out_format`.
@@ -89,10 +78,13 @@ class OutFormat:
       who, "returns_amax", self.returns_amax
     )
     object.__setattr__(self, "returns_amax", returns_amax)
-    for name in ("global_scale", "key"):
+    for name in _LEAVES:
       if isinstance(x := getattr(self, name), np.ndarray):  # it may change
         x = scaled_array.as_array(who, name, x) if x.ndim else x[()]
         object.__setattr__(self, name, x)
+    arguments.validate_global_scale(who, self.global_scale, format)
+    arguments.validate_key(who, self.key, format, is_stack=True)
+    arguments.validate_packed(who, self.packed)
     arguments.package_rule(who, self.scale_rounding, format)
     if not error_context.is_one_of(
       self.derivative, (None, api.STRAIGHT_THROUGH)
@@ -121,16 +113,34 @@ class OutFormat:
       axis = error_context.require_integer(who, "axis", self.axis)
       object.__setattr__(self, "axis", axis)
 
+  def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+    children, aux = self.tree_flatten()
+    keys = map(jax.tree_util.GetAttrKey, _LEAVES)
+    return tuple(zip(keys, children, strict=True)), aux
+
+  def tree_flatten(self) -> tuple[Any, Any]:
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+    children = tuple(fields.pop(name) for name in _LEAVES)
+    return children, tuple(fields.items())
+
+  @classmethod
+  def tree_unflatten(cls, aux: Any, children: Any) -> OutFormat:
+    # Leaves may be anything here (axes, specs, None), so no validation.
+    self = object.__new__(cls)
+    leaves = zip(_LEAVES, children, strict=True)
+    for name, value in (*aux, *leaves):
+      object.__setattr__(self, name, value)
+    return self
+
   def _compared(self) -> tuple[Any, ...]:
     """Returns the fields: numbers by value, arrays by their identity."""
-    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-    for name in ("global_scale", "key"):
-      x = fields[name]
-      if isinstance(x, (int, float, np.number)):
-        fields[name] = "number", float(x)
-      elif x is not None:
-        fields[name] = "array", id(x)
-    return tuple(fields.values())
+    children, aux = self.tree_flatten()
+    return aux, *(
+      ("number", float(x))
+      if isinstance(x, (int, float, np.number))
+      else ("array", id(x))
+      for x in children
+    )
 
   def __eq__(self, other: object) -> bool:
     if not isinstance(other, OutFormat):
@@ -176,7 +186,7 @@ class OutFormat:
       where, out.global_scale, out.block_format
     )
     arguments.validate_key(where, out.key, out.block_format)
-    return dataclasses.replace(out, global_scale=global_scale)
+    return cls.tree_unflatten(out.tree_flatten()[1], (global_scale, out.key))
 
   @classmethod
   def of_matmul(
