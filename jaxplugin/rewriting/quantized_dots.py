@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from jaxplugin.arrays import leaves
+from jaxplugin.arrays import leaves, scaled_array
 from jaxplugin.core import error_context
 from jaxplugin.dot import arguments, backends
 from jaxplugin.dot import primitive as dot_primitive
@@ -121,10 +123,10 @@ def quantize_dots(
     quantized_already = operands.Operands()
     plain_args, plain_kwargs = list(args), dict(kwargs)
     for p in positions:
-      x = _argument(p, args, kwargs)
+      into: Any = plain_kwargs if isinstance(p, str) else plain_args
+      x = into[p] = _without_numpy(_argument(p, args, kwargs))
       is_operand = quantized_operand.is_operand
       if any(map(is_operand, jax.tree.leaves(x, is_leaf=is_operand))):
-        into: Any = plain_kwargs if isinstance(p, str) else plain_args
         into[p] = quantized_already.arrays(x, f"argument {p!r}")
 
     seen = sites.Seen(is_default=where is None)
@@ -203,6 +205,24 @@ def _argument(
     f" {error_context.shown(position)} for a call with {len(args)} positional"
     f" arguments and keywords {sorted(kwargs)}; change params= to match the"
     " call"
+  )
+
+
+def _without_numpy(params: Any) -> Any:
+  """Returns the parameters with NumPy's arrays of floats as JAX arrays.
+
+  Outside of jit, each function of JAX converts a NumPy array to another array,
+  which no matmul would recognize as a parameter.
+  """
+
+  def is_numpy(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and jnp.issubdtype(x.dtype, np.floating)
+
+  if not any(map(is_numpy, jax.tree.leaves(params))):
+    return params
+  return jax.tree.map(
+    lambda x: scaled_array.as_array(WHO, "params", x) if is_numpy(x) else x,
+    params,
   )
 
 

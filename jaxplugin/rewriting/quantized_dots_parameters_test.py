@@ -178,9 +178,10 @@ class LayoutsTest(absltest.TestCase):
 
   def test_parameter_is_found_outside_of_jit(self):
     rows = [name for name in LAYOUTS if name in EAGER]
-    with sites.recording() as record:
-      jp.quantize_dots(all_of(rows), RECIPE)(W, X)
-    self.assertEqual(not_taken(rows, [x.site for x in record.sites]), [])
+    for w in W, np.asarray(W):
+      with sites.recording() as record:
+        jp.quantize_dots(all_of(rows), RECIPE)(w, X)
+      self.assertEqual(not_taken(rows, [x.site for x in record.sites]), [])
 
   def test_operations_have_the_names_that_jax_gives_them(self):
     names = sources.LAYOUTS | program.CALLS | calls.FOLLOWED
