@@ -127,7 +127,8 @@ def find_format(who: str, values: Any, scale: Any) -> formats.BlockFormat:
     f"{who}: values and scales must be those of NVFP4 (uint8[..., n, k / 2],"
     " float8_e4m3fn[..., n, k / 16]), MXFP4 (uint8[..., n, k / 2],"
     " uint8[..., n, k / 32]) or MXFP8 (float8_e4m3fn[..., n, k],"
-    f" uint8[..., n, k / 32]), got {brief(values)} and {brief(scale)}"
+    f" uint8[..., n, k / 32]), got {brief(values)} and {brief(scale)}; pass"
+    " both as the file stores them"
   )
 
 
@@ -171,7 +172,7 @@ def require_global_scale(
   raise TypeError(
     f"{who}: {name} must be one float, one for each index of the leading"
     f" dimensions {lead}, or one for each of p equal parts of the {rows} rows,"
-    f" {[*lead, 'p']}, got {brief(given)}"
+    f" {[*lead, 'p']}, got {brief(given)}; pass it as the file stores it"
   )
 
 
@@ -526,7 +527,8 @@ def find_scaled_format(
     raise TypeError(
       f"{who}: scales must be floats, one for a matrix [n, k], a row, a group"
       f" of k or a square block of {', '.join(map(str, _SCALE_SIZES))}, got"
-      f" {brief(scale)} for {dtype}{list(shape)}"
+      f" {brief(scale)} for {dtype}{list(shape)}; pass both as the file stores"
+      " them"
     )
   rows, size = block
   if zero_dtype is not None and (rows > 1 or not is_float(scale)):

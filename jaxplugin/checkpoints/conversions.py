@@ -129,7 +129,8 @@ def from_comfyui(
   if not 0 <= rows <= n or tiles[0] != tiles[1]:
     raise ValueError(
       f"{who}: rows must be at most {n} and need as many tiles of"
-      f" {layouts.SCALE_TILE_ROWS} rows, got {rows}"
+      f" {layouts.SCALE_TILE_ROWS} rows, got {rows}; pass the rows that the"
+      " weight had before it was padded"
     )
   weight = weight[:rows]
   if format.is_fp4:

@@ -157,7 +157,8 @@ def _tensors(
     )
   version = header.number("I")
   if version not in _VERSIONS:
-    hint = "; convert it to little-endian" if not version & 0xFFFF else ""
+    form = "version 3" if version & 0xFFFF else "little-endian"
+    hint = f"; convert it to {form}"
     raise errors.fault(path, f"version must be 2 or 3, got {version}{hint}")
   tensor_count, value_count = header.number("Q"), header.number("Q")
   values: dict[str, Any] = {}
@@ -225,7 +226,11 @@ def _tensor(
   file_size: int,
 ) -> stored.StoredTensor:
   if number not in gguf_blocks.ALL_TYPES:
-    raise errors.fault(path, f"{name!r}: its type must be known, got {number}")
+    raise errors.fault(
+      path,
+      f"{name!r}: its type must be known, got {number}; write the file again"
+      " with a type that jaxplugin reads",
+    )
   type_name, block, block_bytes = gguf_blocks.ALL_TYPES[number]
   count = math.prod(shape)
   if math.prod(x for x in shape if x) * block_bytes > _MAX_SIZE:

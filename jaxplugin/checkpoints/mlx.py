@@ -164,7 +164,9 @@ def _recognize(
     return None
   if (name := f"{base}.global_scale") in contents.tensors:
     raise stored.fault(
-      values, f"it has the global scale {name!r} of MLX, which is not supported"
+      values,
+      f"it has the global scale {name!r} of MLX, which is not supported;"
+      " quantize the unquantized checkpoint",
     )
   format = _find_format(entries.WHO, values, scales)
   sizes = {_BITS: format.value_bits, _GROUP: format.block_size}

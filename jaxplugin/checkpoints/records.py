@@ -65,7 +65,10 @@ class Contents:
       CheckpointError: If the checkpoint does not have them.
     """
     if name not in self.tensors:
-      raise stored.fault(values, f"its scales, {name!r}, must be there too")
+      raise stored.fault(
+        values,
+        f"its scales, {name!r}, must be there too; add the file that has them",
+      )
     return self.tensors[name]
 
 

@@ -501,7 +501,8 @@ def validate_dimension_numbers(
     if len(lhs_dims) != len(rhs_dims):
       raise TypeError(
         f"{who}: dimension_numbers must have as many {kind} dimensions for lhs"
-        f" as for rhs, got {lhs_dims} and {rhs_dims}"
+        f" as for rhs, got {lhs_dims} and {rhs_dims}; pass dimension_numbers"
+        " as for jax.lax.dot_general"
       )
   for side, shape, dims in (
     ("lhs", lhs_shape, contracting[0] + batch[0]),
@@ -510,11 +511,12 @@ def validate_dimension_numbers(
     if any(not 0 <= d < len(shape) for d in dims):
       raise TypeError(
         f"{who}: dimension_numbers name dimensions {dims} of {side}, which has"
-        f" rank {len(shape)} (shape {tuple(shape)})"
+        f" rank {len(shape)} (shape {tuple(shape)}); count dimensions from 0"
       )
     if len(set(dims)) != len(dims):
       raise TypeError(
-        f"{who}: dimension_numbers name a dimension of {side} twice: {dims}"
+        f"{who}: dimension_numbers name a dimension of {side} twice: {dims};"
+        " pass each as a contracting or as a batch dimension"
       )
   for kind, (lhs_dims, rhs_dims) in (
     ("contracting", contracting),
@@ -522,12 +524,15 @@ def validate_dimension_numbers(
   ):
     for lhs_dim, rhs_dim in zip(lhs_dims, rhs_dims, strict=True):
       if lhs_shape[lhs_dim] != rhs_shape[rhs_dim]:
+        do_this = "; broadcast one side to the batch sizes of the other"
+        if kind == "contracting":
+          do_this = remedy(lhs_dim, rhs_dim)
         raise TypeError(
           f"{who}: {kind} sizes must agree, got {lhs_shape[lhs_dim]} in"
           f" dimension {lhs_dim} of lhs {tuple(lhs_shape)} and"
           f" {rhs_shape[rhs_dim]} in dimension {rhs_dim} of rhs"
           f" {tuple(rhs_shape)} (logical shapes)"
-          f"{remedy(lhs_dim, rhs_dim) if kind == 'contracting' else ''}"
+          f"{do_this}"
         )
 
 

@@ -319,7 +319,7 @@ def _parse_config(
     if wrong is not None:
       raise ValueError(
         f"{who}: global_scale of {name} must be positive and finite, got"
-        f" {wrong}"
+        f" {wrong}; pass 1 for an array of zeros"
       )
     global_scale = global_scale.reshape(())
   format = nn_operands.block_format(

@@ -50,7 +50,10 @@ def as_float(who: str, name: str, x: jax.Array) -> jax.Array:
   if jnp.issubdtype(dtype, jnp.integer):
     is_narrow = ml_dtypes.iinfo(dtype).bits <= formats.BF16_SIGNIFICAND_BITS
     return x.astype(jnp.bfloat16 if is_narrow else jnp.float32)
-  raise TypeError(f"{who}: {name} must have a real dtype, got {dtype}")
+  raise TypeError(
+    f"{who}: {name} must have a real dtype, got {dtype}; multiply the real and"
+    " imaginary parts separately"
+  )
 
 
 def block_format(

@@ -120,7 +120,7 @@ def scaled_matmul(
   ):
     raise ValueError(
       f"{who}: scales must have the batch and row sizes of their operand, got"
-      f" {shapes}"
+      f" {shapes}; pass scales as (batch, rows, k_blocks)"
     )
   if preferred_element_type is None:
     raise ValueError(
@@ -269,7 +269,8 @@ def _check_scale(
       f"{who}: {side}_scale must have the shape of {side}, every contracting"
       f" dimension divided by {nn_operands.MIN_BLOCK_SIZE} or more, got"
       f" {side}_scale {tuple(scale_shape)} for {side} {tuple(shape)} with"
-      f" contracting dimensions {contracting}"
+      f" contracting dimensions {contracting}; repeat a scale of other blocks"
+      " with jnp.repeat"
     )
 
 

@@ -492,7 +492,7 @@ def result_sharding(
   if isinstance(spec, PartitionSpec) and len(spec) > len(shape):
     raise ValueError(
       f"{who}: out_sharding must have at most {len(shape)} dimensions, as the"
-      f" result {shape} has, got {out_sharding}"
+      f" result {shape} has, got {out_sharding}; pass an axis or None for each"
     )
   mesh = getattr(out_sharding, "mesh", None) or mesh
   mesh = getattr(mesh, "abstract_mesh", mesh)

@@ -134,7 +134,8 @@ class Recipe:
       if size not in hadamard.SIZES:
         raise ValueError(
           f"Recipe: {name} must be a power of two from {hadamard.SIZES[0]} to"
-          f" {hadamard.SIZES[-1]}, got {size}"
+          f" {hadamard.SIZES[-1]}, got {size}; pass 16, or None to leave the"
+          " transform out"
         )
       for format in self.formats:
         block = format.block_size
