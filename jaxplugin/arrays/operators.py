@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import jax
 
+from jaxplugin.core import error_context
 from jaxplugin.jaxext import jax_private
 
 _Class = TypeVar("_Class", bound=type)
@@ -46,6 +47,10 @@ _OTHERS: Final = {
   "array": "this function",
   "jax_array": "this function",
 }
+_UPDATE: Final = (
+  "To replace a part, such as a slot of a cache, update each leaf:"
+  " jax.tree.map(lambda old, new: old.at[index].set(new), array, quantized)"
+)
 # Functions of NumPy that read a shape, or call a method.
 _NUMPY: Final = ("shape", "ndim", "size", "transpose")
 
@@ -64,6 +69,7 @@ def refuse(cls: _Class) -> _Class:
   for name, method in methods.items():
     if name not in vars(cls):
       setattr(cls, name, method)
+  cls.__setitem__ = _assign  # type: ignore[attr-defined]
   cls.__bool__ = _condition  # type: ignore[attr-defined]
   cls.__hash__ = _key  # type: ignore[assignment]
   jax_private.refuse_operand(cls, lambda x: x._refuse("this function"))
@@ -106,7 +112,16 @@ def _missing(self: Any, name: str) -> Any:
   try:
     return self._refuse(f".{name}")
   except TypeError as error:
-    raise AttributeError(str(error)) from None
+    hint = f". {_UPDATE}" if name == "at" else ""
+    raise AttributeError(f"{error}{hint}") from None
+
+
+def _assign(self: Any, index: Any, value: Any) -> NoReturn:
+  del value
+  raise TypeError(
+    f"{type(self).__name__}: arrays must not be changed in place, got an"
+    f" assignment to index {error_context.shown(index)}. {_UPDATE}"
+  )
 
 
 def _condition(self: Any) -> NoReturn:

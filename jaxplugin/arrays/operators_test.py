@@ -83,13 +83,21 @@ class OperatorsTest(parameterized.TestCase):
           error = raised.exception
           self.assertRegex(f"{error} {error.__cause__}", _REMEDY)
       self.assertFalse(hasattr(x, "astype"))
-      for name, remedy in [("astype", _REMEDY), ("other", "no attribute")]:
+      for name, remedy in [
+        ("astype", _REMEDY),
+        ("at", "tree.map.*old.at"),
+        ("other", "no attribute"),
+      ]:
         with self.assertRaisesRegex(AttributeError, remedy):
           getattr(x, name)
 
   def test_conditions_and_keys_are_refused(self):
     for x in quantized():
-      for function, remedy in [(bool, "is not None"), (hash, r"id\(x\)")]:
+      for function, remedy in [
+        (bool, "is not None"),
+        (hash, r"id\(x\)"),
+        (lambda x: operator.setitem(x, 0, x), "index 0.*tree.map"),
+      ]:
         with self.assertRaisesRegex(TypeError, f"(Quantized|Scaled).*{remedy}"):
           function(x)
     x, weight, _ = quantized()
