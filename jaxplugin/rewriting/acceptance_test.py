@@ -205,6 +205,10 @@ class TransformationsTest(AcceptedTest):
         w.T, jax.jit(lambda x: jnp.tanh(x @ w))(x)
       )
 
+    def in_inlined_jits_with_a_number(x, w):
+      f = jax.jit(lambda x, w: (0, jnp.tanh(x @ w)), inline=True)
+      return f(f(x, w)[1], w)[1]
+
     def in_vmap(x, w):
       f = jax.vmap(lambda x, w: jnp.tanh(w.T @ x), in_axes=(0, None))
       return f(f(x, w), w)
@@ -215,6 +219,7 @@ class TransformationsTest(AcceptedTest):
       if name in ("while_body", "cond", "scan", "checkpoint", "custom_jvp")
     } | {
       "jits_of_a_transposed_weight": (in_jits_of_a_transposed_weight, 1),
+      "inlined_jits_with_a_number": (in_inlined_jits_with_a_number, 1),
       "vmap": (in_vmap, 1),
     }
     expected = exact(x)

@@ -478,6 +478,9 @@ class Values(Generic[_Fact]):
     return found[1] if found is not None and found[0]() is x else None
 
   def put(self, x: Any, fact: _Fact) -> None:
+    # An inlined jitted function may return a number, which has no identity.
+    if isinstance(x, (int, float, complex, np.generic)):
+      return
     key = id(x)
     forget = lambda reference: self._forget(key, reference)
     self._known[key] = weakref.ref(x, forget), fact

@@ -137,6 +137,12 @@ class ProductsTest(parameterized.TestCase):
     out, product = known(lambda x: x * x.T, x)
     np.testing.assert_array_equal(value(product), out)
 
+  def test_number_has_no_identity(self):
+    values = facts.Values[str]()
+    for number in (7, 7.0, np.float32(7)):
+      values.put(number, "of a jitted function that is inlined")
+      self.assertIsNone(values.get(number))
+
   def test_unknown(self):
     for function in (
       lambda x: x + 1,
