@@ -66,10 +66,10 @@ def refuse(cls: _Class) -> _Class:
   methods["__array_ufunc__"] = refuse_ufunc
   methods["__array_function__"] = _call_numpy
   methods["__getattr__"] = _missing
+  methods["__setitem__"] = _assign
   for name, method in methods.items():
     if name not in vars(cls):
       setattr(cls, name, method)
-  cls.__setitem__ = _assign  # type: ignore[attr-defined]
   cls.__bool__ = _condition  # type: ignore[attr-defined]
   cls.__hash__ = _key  # type: ignore[assignment]
   jax_private.refuse_operand(cls, lambda x: x._refuse("this function"))
