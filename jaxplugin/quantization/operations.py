@@ -81,12 +81,11 @@ def quantize(
       global_scale = _global_scale_of_amax(
         _finite_amax(blocks, groups), format, options.four_over_six
       )
-    one = jnp.float32(1)
     values, scale = _quantize_two_level(
       blocks,
       groups,
       format,
-      one if global_scale is None else global_scale,
+      global_scale,
       random_bits,
       four_over_six=options.four_over_six,
       scale_up=options.scale_up,
@@ -351,7 +350,7 @@ def _quantize_two_level(
   blocks: jax.Array,
   groups: _Groups,
   format: formats.BlockFormat,
-  global_scale: jax.Array,
+  global_scale: jax.Array | None,
   random_bits: jax.Array | None,
   *,
   four_over_six: bool,
@@ -363,15 +362,19 @@ def _quantize_two_level(
   bits = codes.magnitude_bits(blocks)
   amax = groups.max(_block_amax(blocks, groups.axis))
   is_zero = amax == 0
-  global_bits = codes.magnitude_bits(global_scale)
-  is_nan = (amax >= codes.INFINITY_BITS) | ~(
-    (codes.f32_bits(global_scale) > 0) & (global_bits < codes.INFINITY_BITS)
-  )
-
-  size_bits = global_bits if format.has_global_scale else amax
-  tiny = size_bits < codes.static_bits(2.0**_TINY_EXPONENT)
+  is_nan = amax >= codes.INFINITY_BITS
+  least = codes.static_bits(2.0**_TINY_EXPONENT)
+  if global_scale is None:
+    tiny = amax < least
+    divisor = jnp.where(tiny, jnp.float32(2.0**-_TINY_EXPONENT), 1)
+  else:
+    global_bits = codes.magnitude_bits(global_scale)
+    is_nan |= ~(
+      (codes.f32_bits(global_scale) > 0) & (global_bits < codes.INFINITY_BITS)
+    )
+    tiny = global_bits < least
+    divisor = _normal_range(global_bits, tiny)
   numerators = _normal_range(bits, tiny)
-  divisor = _normal_range(global_bits, tiny)
   amax = _normal_range(amax, tiny)
 
   def scaled_to(largest: float) -> tuple[jax.Array, jax.Array, jax.Array]:
