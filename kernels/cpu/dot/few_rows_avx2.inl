@@ -25,6 +25,14 @@ constexpr int64_t kChunkBytes = 16 << 10;
 // The prefetch distance in values. It covers the latency of memory.
 constexpr int64_t kPrefetchValues = 4096;
 
+// Bytes of a row of x in a step. For `groups` groups of nibbles these are [pair of
+// groups][group][32 even bytes, 32 odd bytes] and 8 corrections, for int8 weights
+// [16 even words, 16 odd words], otherwise a group of floats.
+constexpr int64_t StepBytes(Format weights, bool is_integer, int64_t groups) {
+  if (!is_integer) return GroupValues(weights) * 4;
+  return IsPacked(weights) ? groups * 64 + 32 : 64;
+}
+
 // The sums of blocks of nibbles, from words that each sum four products of one
 // block: the even and the odd bytes of a group, which maddubs has added in pairs.
 template <int kBlock>
@@ -53,7 +61,7 @@ struct BlockSums {
                             _mm256_unpackhi_epi64(a, b));
   }
 
-  // The order of the blocks.
+  // Returns numbers of 8 blocks, such as scales, in the order of the sums.
   JAXPLUGIN_ALWAYS_INLINE static __m256 InOrder(__m256 blocks) {
     const __m256i order = kBlock == 32
                               ? _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7)
@@ -99,17 +107,12 @@ struct FewRowsProblem {
                       : ValueShift(weights.format) - row_shift -
                             weights.fraction_bits;
   }
-  // Bytes of a row in a step. For nibbles these are [pair of groups][group]
-  // [32 even bytes, 32 odd bytes] and 8 corrections, for int8 weights [16 even
-  // words, 16 odd words].
   int64_t StepBytes() const {
-    return HasNibbles()  ? step_groups * 64 + 32
-           : is_integer ? 64
-                        : GroupValues(weights.format) * 4;
+    return jaxplugin::StepBytes(weights.format, is_integer, step_groups);
   }
   int64_t Pieces() const { return steps * step_pieces; }
-  // The number of weight rows whose scales are decoded together. Integer rows
-  // repeat their scales for each of them. Over one weight row at a time, rows in
+  // The number of weight rows whose scales are decoded together. Rows that
+  // multiply int8 weights repeat their scales for each of them. Over one weight row at a time, rows in
   // int8 and f32, one Zen 3 core (2026-11):
   //   1 row          k = 576   1536   4096
   //   INT4_32           0.68   0.93   1.00
@@ -266,7 +269,7 @@ struct FloatStep {
   static constexpr int kGroups = 1;
   static constexpr int kPieces = GroupValues(kFormat) / kBlock;
   static constexpr int kScaleFloats = kPieces;
-  static constexpr int64_t kXBytes = GroupValues(kFormat) * 4;
+  static constexpr int64_t kXBytes = StepBytes(kFormat, false, kGroups);
   // E2M1 with blocks of 16 has two sections of pairs. Section s has block s in
   // the lower half of its vectors and block s + 2 in the upper half.
   static constexpr int kSections = kPieces == 4 ? 2 : 1;
@@ -329,7 +332,7 @@ struct ByteStep {
   static constexpr int kGroups = 1;
   static constexpr int kPieces = 32 / kBlock;
   static constexpr int kScaleFloats = kPieces;
-  static constexpr int64_t kXBytes = 64;
+  static constexpr int64_t kXBytes = StepBytes(Format::kInt8, true, kGroups);
   static constexpr int kSections = 1, kRoundings = 0;
   static constexpr int kSums = kRows == 1 ? 4 : kRows == 2 ? 2 : 1;
   static constexpr int kTurn = kSums == 1 ? 2 : kSums;
@@ -357,16 +360,17 @@ struct ByteStep {
 };
 
 // The same for 8 blocks of E2M1 or int4 weights. `scale` is [row][8], as
-// BlockSums orders the blocks. If each sum of 8 products is converted and scaled
-// instead, one row of a pair of MXFP4 or NVFP4 takes 1.04 to 1.12 times as long,
-// two 1.2 times, four 1.25 times (4096 x 4096, one Zen 3 core, 2026-11).
+// BlockSums orders the blocks. To convert and scale 8 sums of 8 products each, the
+// engine took 1.04 to 1.12 times as long for a row of a pair of MXFP4 or NVFP4,
+// 1.2 times for two and 1.25 times for four, whose rows were not interleaved then
+// (4096 x 4096, one Zen 3 core, 2026-11).
 template <Format kFormat, int kBlock, int kRows>
 struct NibbleStep {
   using Sums = BlockSums<kBlock>;
   static constexpr int kGroups = Sums::kGroups;
   static constexpr int kPieces = 8;
   static constexpr int kScaleFloats = 8 * kRows;
-  static constexpr int64_t kXBytes = kGroups * 64 + 32;
+  static constexpr int64_t kXBytes = StepBytes(kFormat, true, kGroups);
   static constexpr int kSections = 1, kRoundings = 0;
   static constexpr int kSums = 1, kTurn = 1;
 
@@ -515,8 +519,8 @@ struct FewRowsSums {
       kPrefetchValues * kGroupBytes / GroupValues(kFormat);
   // For one or two rows of floats the weights are prefetched into L2, because
   // the rows leave too little room in L1. 1 x 8192 x 8192 in MXFP8 takes 3.0 ms
-  // instead of 3.9 ms. More rows are read from L2 themselves. With them,
-  // prefetching into L2 would take 1.1 times as long (4 x 4096).
+  // instead of 3.9 ms. For more rows, prefetching into L2 took 1.1 times as long
+  // (4 x 4096).
   static constexpr auto kPrefetchInto =
       !kIntegers && kRows <= 2 ? _MM_HINT_T1 : _MM_HINT_T0;
 
@@ -617,7 +621,7 @@ struct FewRowsSums {
     largest = seen;
   }
 
-  // The same, for all steps of a chunk.
+  // The same, in parts of StepsOfSum, without a copy of the code at each call.
   __attribute__((noinline)) void AddChunk(const FewRowsProblem& rows,
                                           const NibbleTables& tables, int64_t w,
                                           const uint8_t* x, const float* scale,

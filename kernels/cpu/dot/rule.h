@@ -112,8 +112,8 @@ JAXPLUGIN_ALWAYS_INLINE constexpr bool IsE2M1(SideShape x) {
 //   MXFP8         1.02  1.28  1.40
 // One Zen 3 core:
 //   rows             4     6     8    12
-//   MXFP4         0.84  1.10  1.09  1.33
-//   NVFP4         0.79        1.10
+//   MXFP4         0.81  1.10  1.09  1.33
+//   NVFP4         0.78        1.10
 // (JAXPLUGIN_CPU_ISA=avx2 tests/compare/compare.sh HEAD mxfp4 5 4096 4096
 // few_rows_avx2, and so on; 2026-11.)
 inline constexpr int64_t kStreamedRowsAvx2 = 4;
